@@ -12,7 +12,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_info  # pyright: ign
 from nemo2.base.advice import advice, new_name
 from nemo2.checkpoint.directory import CONTEXT_PATH, Manifest, finished, read_manifest, unusable
 from nemo2.checkpoint.leftovers import publish_written
-from nemo2.checkpoint.lineage import belongs, run_of
+from nemo2.checkpoint.lineage import belongs, own, run_of
 from nemo2.checkpoint.paths import HUGGING_FACE, checkpoint_at, checkpoint_folders
 from nemo2.checkpoint.tokenizers import take_tokenizer
 from nemo2.config.capture import configurable
@@ -59,13 +59,9 @@ class Search:
     """The manifest of ``newest``."""
     whole: Optional[Path] = None
     """The newest checkpoint with an optimizer's state, from which training can resume."""
-    whole_manifest: Optional[Manifest] = None
+    whole_step: int = -1
     begun: bool = False
     """The run was started here before, whether or not it has saved anything."""
-
-    @property
-    def whole_step(self) -> int:
-        return -1 if self.whole_manifest is None else self.whole_manifest.step
 
 
 @configurable
@@ -319,11 +315,12 @@ def _list(left_out: dict[Path, str]) -> str:
 
 def _newest(directories: list[Path], *, any_run: bool) -> Search:
     search = Search(looked_at=directories)
+    usable: list[tuple[Path, Manifest]] = []
     for directory in directories:
-        if read_manifest(directory) is not None:
-            candidates = [(directory, read_manifest(directory))]
+        if (manifest := read_manifest(directory)) is not None:
+            stored = [(directory, manifest)]
         else:
-            candidates = finished(directory)
+            stored = finished(directory)
             search.left_out |= unusable(directory)
         run = None if any_run else run_of(directory)
         search.begun |= run is not None
@@ -332,20 +329,12 @@ def _newest(directories: list[Path], *, any_run: bool) -> Search:
                 f"belongs to run {manifest.run}, but this directory belongs to run {run.id}; resume.resume_from_path "
                 "accepts it"
             )
-            for path, manifest in candidates
-            if run is not None and manifest is not None and not belongs(manifest, run)
+            for path, manifest in stored
+            if run is not None and not belongs(manifest, run)
         }
-        mine = [(path, manifest) for path, manifest in candidates if manifest is not None and belongs(manifest, run)]
-        for path, manifest in mine:
-            if search.manifest is None or _saved_after(manifest, search.manifest):
-                search.newest, search.manifest = path, manifest
-            if not manifest.weights_only and (
-                search.whole_manifest is None or _saved_after(manifest, search.whole_manifest)
-            ):
-                search.whole, search.whole_manifest = path, manifest
+        usable += own(stored, run)
+    for path, manifest in sorted(usable, key=lambda item: (item[1].step, item[1].saved_at)):
+        search.newest, search.manifest = path, manifest
+        if not manifest.weights_only:
+            search.whole, search.whole_step = path, manifest.step
     return search
-
-
-def _saved_after(one: Manifest, other: Manifest) -> bool:
-    """Whether a checkpoint is of a later step, or of two of one step the one that was saved later."""
-    return (one.step, one.saved_at) >= (other.step, other.saved_at)

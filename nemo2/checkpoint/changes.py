@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from nemo2.base.advice import advice, new_name
+from nemo2.base.names import listed
 from nemo2.checkpoint.context import TOKENIZER_FILES, described, described_parts, load_context
 from nemo2.checkpoint.directory import CONTEXT_PATH, read_manifest, sha256
 from nemo2.checkpoint.tokenizers import tokenizer_identity
@@ -22,7 +23,7 @@ from nemo2.config.show import TARGET, diff
 from nemo2.data.base import MegatronDataModule
 from nemo2.data.tokenizer_files import FIELDS, files_of
 
-_SHAPES = re.compile(
+_SHAPE_FIELDS = re.compile(
     r"(num_layers|hidden_size|ffn_hidden_size|num_attention_heads|num_query_groups|kv_channels|vocab_size|num_moe_experts"
     r"|moe_layer_freq|gated_linear_unit|add_bias_linear|add_qkv_bias|normalization|qk_layernorm|position_embedding_type"
     r"|moe_shared_expert_intermediate_size|share_embeddings_and_output_weights|multi_latent_attention|(q|kv)_lora_rank"
@@ -39,11 +40,7 @@ _HARMLESS = re.compile(
 )
 _DECIDED_ELSEWHERE = re.compile(r"(_parallel_size|_parallel|params_dtype|pipeline_dtype|autocast_dtype)$")
 """Fields that aren't compared here: the layout, which may change freely, and the precision."""
-
-
 _INPUTS = "inputs"
-_TOLD = 3
-"""Changes that an error names."""
 _HASH = re.compile("[0-9a-f]{32,}")
 
 
@@ -183,19 +180,18 @@ def unfit_changes(checkpoint: Path, *, model_config: Any, tokenizer: Any) -> lis
     return changes.unfit
 
 
-def misfit(checkpoint: Path, unfit: list[Difference]) -> str:
+def unfit_message(checkpoint: Path, unfit: list[Difference]) -> str:
     """The error that a run with ``unfit`` changes doesn't resume from ``checkpoint``."""
-    further = f"; {len(unfit) - _TOLD} further changes" if len(unfit) > _TOLD else ""
     return (
         f"The recipe doesn't fit {checkpoint}, from which the run would resume "
-        f"({'; '.join(map(str, unfit[:_TOLD]))}{further}). For a second experiment, {new_name()}. To resume anyway, "
+        f"({listed(map(str, unfit), 3, separator='; ')}). For a second experiment, {new_name()}. To resume anyway, "
         f"{advice('use --accept-changes', 'set resume.accept_changes=True')}."
     )
 
 
 def _sort(changes: Changes, part: str, path: str, old: Any, new: Any) -> None:
     difference = Difference(part, path, old, new)
-    if part == "tokenizer" or (part == "model" and _SHAPES.search(path)):
+    if part == "tokenizer" or (part == "model" and _SHAPE_FIELDS.search(path)):
         changes.unfit.append(difference)
     elif _HARMLESS.search(path):
         changes.harmless.append(difference)

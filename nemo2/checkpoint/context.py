@@ -36,7 +36,8 @@ _log = logging.getLogger(__name__)
 Part = Literal["model", "tokenizer", "data", "optim"]
 TOKENIZER_FILES = "tokenizer"
 RELEASE = "release.json"
-_MANAGED = {field.name for managed in (ParallelismConfig, DtypeConfig) for field in dataclasses.fields(managed)}
+MANAGED = {field.name for managed in (ParallelismConfig, DtypeConfig) for field in dataclasses.fields(managed)}
+"""Fields of a model's configuration that the strategy and the precision plugin write."""
 _PLAIN = (bool, int, float, str, torch.dtype, type(None))
 
 
@@ -185,7 +186,7 @@ def described(obj: Any, *, without: Collection[str] = ()) -> Any:
         return {key: described(value) for key, value in obj.items()}
     arguments = captured_arguments(obj)
     if arguments is not None:
-        managed = _MANAGED | getattr(obj, "adjustments", {}).keys()
+        managed = MANAGED | getattr(obj, "adjustments", {}).keys()
         for name in changed_since_made(obj, arguments):
             value = getattr(obj, name, None)
             is_describable = isinstance(value, _PLAIN) or captured_arguments(value) is not None

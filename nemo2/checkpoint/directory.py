@@ -172,6 +172,21 @@ def _make_way(target: Path, run: str) -> None:
         )
 
 
+@contextlib.contextmanager
+def saving_to(target: Path | str) -> Iterator[None]:
+    """A context for code that writes to ``target``.
+
+    Raises:
+        CheckpointError: the system refuses it.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise CheckpointError(
+            f"Cannot write {target}: {error.strerror or error}. Make the directory writable, or set log.log_dir."
+        ) from error
+
+
 def take_place(temporary: Path, target: Path) -> None:
     """Flush a folder to disk and rename it to ``target``. An existing folder of that name is deleted afterwards. One
     process calls it."""

@@ -16,10 +16,10 @@ import uuid
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal, Optional, TypeVar, cast
+from typing import Any, Literal, Optional, TypeVar
 
 from lightning.fabric.plugins import CheckpointIO
-from megatron.core import dist_checkpointing
+from megatron.core import dist_checkpointing, parallel_state
 from megatron.core.dist_checkpointing.mapping import LocalNonpersistentObject, ShardedObject
 from megatron.core.dist_checkpointing.strategies.fully_parallel import (
     FullyParallelLoadStrategyWrapper,
@@ -42,6 +42,7 @@ from nemo2.checkpoint.directory import (
     publish,
     read_manifest,
     remove,
+    saving_to,
     set_aside,
     temporary_name,
     write_manifest,
@@ -176,7 +177,8 @@ class MegatronCheckpointIO(CheckpointIO):
         temporary = temporary_name(target, attempt)
         files: Optional[list[tuple[Image, str]]] = None
         try:
-            self._prepare(temporary, target)
+            create = saving_to(target)(functools.partial((temporary / WEIGHTS_PATH).mkdir, parents=True))
+            ranks.on_rank_zero(create, error=CheckpointError)
             request, writing = self._plan(checkpoint, temporary / WEIGHTS_PATH, options.get("content_metadata"))
             if not self.async_save:
                 request.execute_sync()
@@ -223,19 +225,6 @@ class MegatronCheckpointIO(CheckpointIO):
 
         _on_rank_zero(describe, target)
 
-    def _prepare(self, temporary: Path, target: Path) -> None:
-        """Create the temporary directory on rank 0. A failure raises on every rank."""
-
-        def create() -> None:
-            try:
-                (temporary / WEIGHTS_PATH).mkdir(parents=True)
-            except OSError as error:
-                raise CheckpointError(
-                    f"Cannot write {target}: {error.strerror or error}. Make the directory writable, or set log.log_dir."
-                ) from error
-
-        ranks.on_rank_zero(create, error=CheckpointError)
-
     def _plan(
         self, checkpoint: dict[str, Any], weights: Path, content_metadata: Optional[dict]
     ) -> tuple[Any, WatchedSaveStrategy]:
@@ -248,35 +237,29 @@ class MegatronCheckpointIO(CheckpointIO):
         if "async_strategy" in inspect.signature(dist_checkpointing.save).parameters:
             arguments["async_strategy"] = "mcore"  # the other value needs nvidia-resiliency-ext
         names = frozenset(checkpoint)  # Megatron-Core removes some of them
-        strategy, writing = self._writing(self._planned.get(names))
+        strategy = self._strategy(self._planned.get(names))
         with planning():
             request = dist_checkpointing.save(checkpoint, str(weights), strategy, **arguments)
         self._validated = True  # the structure stays the same
         if self.assume_constant_structure:
             self._planned[names] = strategy
-        return request, writing
+        return request, getattr(strategy, "base_strategy", strategy)
 
-    def _writing(self, planned: Any) -> tuple[Any, WatchedSaveStrategy]:
-        """Megatron-Core's strategy for a save, with the plans of the previous save, and its writer, which holds the
-        results of this save only."""
+    def _strategy(self, planned: Any) -> Any:
+        """Megatron-Core's strategy for a save, with the plans of the previous save if they are reused. Its writer holds
+        the results of this save only."""
         if planned is not None:
             strategy = copy.copy(planned)
-            if not isinstance(strategy, FullyParallelSaveStrategyWrapper):
-                return strategy, strategy
-            strategy.base_strategy = copy.copy(strategy.base_strategy)
-            return strategy, cast(WatchedSaveStrategy, strategy.base_strategy)
+            if isinstance(strategy, FullyParallelSaveStrategyWrapper):
+                strategy.base_strategy = copy.copy(strategy.base_strategy)
+            return strategy
         files: dict[str, Any] = {} if self.torch_dist_multiproc is None else {"thread_count": self.torch_dist_multiproc}
         writing = WatchedSaveStrategy("torch_dist", 1, cached_metadata=self.assume_constant_structure, **files)
         if not self.parallel_save:
-            return writing, writing
-        return FullyParallelSaveStrategyWrapper(writing, self._save_group(), self.assume_constant_structure), writing
-
-    def _save_group(self) -> Any:
-        if not self.parallel_save_within_dp:
-            return None
-        from megatron.core import parallel_state
-
-        return parallel_state.get_data_parallel_group(with_context_parallel=True)
+            return writing
+        within = self.parallel_save_within_dp
+        group: Any = parallel_state.get_data_parallel_group(with_context_parallel=True) if within else None
+        return FullyParallelSaveStrategyWrapper(writing, group, self.assume_constant_structure)
 
     def _finish(
         self, temporary: Path, target: Path, options: StorageOptions, hashes: dict[str, str], error: Optional[str]

@@ -10,7 +10,7 @@ run of their directory. A directory holds the checkpoints of one run: another ru
 import json
 import uuid
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Optional
 
@@ -27,8 +27,13 @@ RUN_FILE = ".run"
 class Run:
     """A run, by its id, and the runs that it continues, oldest first."""
 
-    id: str
+    id: str = field(default_factory=lambda: uuid.uuid4().hex[:12])
     lineage: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, manifest: Optional[Manifest]) -> Optional["Run"]:
+        """The run that saved a checkpoint. None: unknown."""
+        return cls(id=manifest.run, lineage=tuple(manifest.lineage)) if manifest is not None and manifest.run else None
 
     def signature(self) -> dict[str, Any]:
         """The fields of a `Manifest` with these values."""
@@ -55,18 +60,13 @@ def run_from(directory: Path, checkpoint: Optional[Path]) -> Run:
     before, manifest = run_of(directory), read_manifest(checkpoint) if checkpoint is not None else None
     continues = checkpoint is not None and checkpoint.parent.resolve() == directory.resolve()
     if checkpoint is None:
-        run = Run(id=_new_id())
+        run = Run()
     elif continues:
-        own_id = manifest.run if manifest is not None else ""
-        run = (
-            Run(id=own_id, lineage=tuple(manifest.lineage))
-            if manifest is not None and own_id
-            else before or Run(id=_new_id())
-        )
+        run = Run.of(manifest) or before or Run()
     else:
         ancestors = () if manifest is None else (*manifest.lineage, *filter(None, [manifest.run]))
         continues = before is not None and bool(ancestors) and before.lineage == ancestors
-        run = before if before is not None and continues else Run(id=_new_id(), lineage=ancestors)
+        run = before if before is not None and continues else Run(lineage=ancestors)
     others = [item for item in finished(directory) if not belongs(item[1], run) or not (continues or item[1].run)]
     if others:
         path, theirs = others[-1]
@@ -96,16 +96,16 @@ def begin(directory: Path, checkpoint: Optional[Path]) -> Run:
 def why_writing_is_refused(directory: Path, results: Path, checkpoint: Path) -> Optional[str]:
     """Why the run of ``checkpoint`` must not write ``results`` below ``directory``, as a sentence: the directory belongs to
     another run, or the results exist and no run is known. None: it may, and the directory is its own from now on."""
-    manifest, owner = read_manifest(checkpoint), run_of(directory)
-    if manifest is None or not manifest.run:
+    run, owner = Run.of(read_manifest(checkpoint)), run_of(directory)
+    if run is None:
         return None
     if owner is None and results.exists():
-        return f"{results} exists, and it isn't known that run {manifest.run} wrote it."
-    if owner is not None and owner.id != manifest.run:
-        return f"{directory} belongs to run {owner.id}, but this run is {manifest.run}."
+        return f"{results} exists, and it isn't known that run {run.id} wrote it."
+    if owner is not None and owner.id != run.id:
+        return f"{directory} belongs to run {owner.id}, but this run is {run.id}."
     if owner is None:
         directory.mkdir(parents=True, exist_ok=True)
-        _record(directory, Run(id=manifest.run, lineage=tuple(manifest.lineage)))
+        _record(directory, run)
     return None
 
 
@@ -127,7 +127,3 @@ def own(checkpoints: Iterable[tuple[Path, Manifest]], run: Optional[Run]) -> lis
 def own_finished(directory: Path) -> list[tuple[Path, Manifest]]:
     """The finished checkpoints in ``directory`` of the run it belongs to, oldest step first."""
     return own(finished(directory), run_of(directory))
-
-
-def _new_id() -> str:
-    return uuid.uuid4().hex[:12]

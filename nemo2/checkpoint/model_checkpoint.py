@@ -16,7 +16,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_info  # pyright: ign
 
 from nemo2.base import ranks
 from nemo2.base.names import did_you_mean
-from nemo2.checkpoint.directory import LAST_SUFFIX, Manifest, finished, remove, without_last
+from nemo2.checkpoint.directory import LAST_SUFFIX, Manifest, finished, remove, saving_to, without_last
 from nemo2.checkpoint.leftovers import clean_up
 from nemo2.checkpoint.lineage import Run, begin, own
 from nemo2.checkpoint.lock import DirectoryLock
@@ -167,16 +167,7 @@ class ModelCheckpoint(Checkpoint):
         Raises:
             CheckpointError: on every rank, if ``action`` failed.
         """
-
-        def act() -> None:
-            try:
-                action()
-            except OSError as error:
-                raise CheckpointError(
-                    f"Cannot write {self.dirpath}: {error.strerror}. Make the directory writable, or set log.log_dir."
-                ) from error
-
-        ranks.on_rank_zero(act, error=CheckpointError)
+        ranks.on_rank_zero(saving_to(str(self.dirpath))(action), error=CheckpointError)
 
     def _unlock_directory(self) -> None:
         if self._lock is not None:

@@ -90,13 +90,11 @@ def _arguments(node: dict[str, Any], config: type) -> dict[str, Any]:
     """The plain values that nemo2's class accepts, without those that describe how NeMo ran the model."""
     from dataclasses import fields
 
-    from nemo2.mcore.parallel.layout import ParallelismConfig
-    from nemo2.mcore.precision import DtypeConfig
+    from nemo2.checkpoint.context import MANAGED
 
-    managed = {item.name for kind in (ParallelismConfig, DtypeConfig) for item in fields(kind)}
     names = {item.name for item in fields(config)}  # pyright: ignore[reportArgumentType]  (config classes are dataclasses)
     return {
         name: value
         for name, value in node.items()
-        if name in names - managed and isinstance(value, _PLAIN) and value is not None
+        if name in names - MANAGED and isinstance(value, _PLAIN) and value is not None
     }

@@ -83,26 +83,22 @@ def completed(loaded: Any, wanted: Any, saved: Any) -> Any:
     return loaded
 
 
-def with_empty_states(loaded: Any, whole: Any) -> Any:
-    """``loaded`` with the empty entries of ranks without trained parameters, for which nothing was loaded. Megatron-Core
-    requires the entries. ``whole`` is the optimizer that takes the state. A constant loss scale has no state, and a dynamic
-    one starts anew after it."""
+def prepare_load(loaded: Any, whole: Any) -> Any:
+    """``loaded`` as Megatron-Core's ``load_state_dict`` of ``whole`` requires it.
+
+    Ranks without trained parameters, for which nothing was loaded, get empty entries. A constant loss scale has no state,
+    and a dynamic one starts anew after it. The peaks of the rates and of the weight decay are those of ``whole``:
+    Megatron-Core finds a saved group by them too (since 0.19), so that no run could be resumed with another learning rate.
+    """
     for part, one in zip(_chain(loaded), _chained(whole), strict=False):
         if not part.get("grad_scaler", True):
             del part["grad_scaler"]
+        inner = _inner(part)
         if _form(part) == "plain" or "optimizer" in part:
-            _inner(part).setdefault("state", {})
+            inner.setdefault("state", {})
         copies = getattr(one, "fp32_from_float16_groups", None)
         if copies is not None and not any(copies):
             part.setdefault(_COPIES, [[] for _ in copies])
-    return loaded
-
-
-def with_own_peaks(loaded: Any, whole: Any) -> Any:
-    """``loaded`` with the peaks of the rates and of the weight decay of ``whole``, the optimizer that takes the state.
-    Megatron-Core finds a saved group by them too (since 0.19), so that no run could be resumed with another learning rate."""
-    for part, one in zip(_chain(loaded), _chained(whole), strict=False):
-        inner = _inner(part)
         for group in inner.get("param_groups", ()) if isinstance(inner, dict) else ():
             alike = [
                 {name: mine.get(name) for name in _PEAKS}
@@ -115,22 +111,17 @@ def with_own_peaks(loaded: Any, whole: Any) -> Any:
     return loaded
 
 
-def without_empty_copies(state: Any) -> Any:
-    """``state`` of this rank's optimizer without lists of fp32 copies in which no group has any.
+def prepare_save(state: Any) -> Any:
+    """``state`` of this rank's optimizer without what a checkpoint can't hold.
 
-    A checkpoint stores the plain values of one rank for all, and its empty lists couldn't be merged with the tensors of
-    another rank.
+    Lists of fp32 copies in which no group has any: a checkpoint stores the plain values of one rank for all, and its
+    empty lists couldn't be merged with the tensors of another rank. Classes, which Megatron-Core's
+    ``HybridDeviceOptimizer`` keeps in its groups: the optimizer that loads the state has its own, and reading a class
+    could run code.
     """
     for part in _chain(state):
         if not any(part.get(_COPIES, (True,))):
             del part[_COPIES]
-    return state
-
-
-def without_classes(state: Any) -> Any:
-    """``state`` without the classes that Megatron-Core's ``HybridDeviceOptimizer`` keeps in its groups: the optimizer that loads
-    the state has its own, and reading a class could run code."""
-    for part in _chain(state):
         inner = _inner(part)
         inner = inner.data if isinstance(inner, ShardedObject) else inner
         for group in inner["param_groups"] if isinstance(inner, dict) else ():

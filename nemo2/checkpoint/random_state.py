@@ -49,12 +49,8 @@ def random_states() -> dict[str, dict[str, Any]]:
 
 
 def own_random_state(states: dict[str, Any]) -> Optional[dict[str, Any]]:
-    """This rank's streams in the result of `random_states`, from a run with the same layout. None: they aren't there.
-    Older versions stored the streams of rank 0 only, which are those of every rank in a layout without model parallelism."""
-    own = random_state()
-    if "python" in states:
-        return states if own.global_shape == (1, 1) else None
-    return states.get(own.unique_key)
+    """This rank's streams in the result of `random_states`, from a run with the same layout. None: they aren't there."""
+    return states.get(random_state().unique_key)
 
 
 def load_random_state(state: dict[str, Any]) -> None:

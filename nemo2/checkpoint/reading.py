@@ -28,6 +28,7 @@ from torch import Tensor
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
+from torch.distributed.checkpoint.utils import _ReaderView
 from torch.futures import Future
 
 from nemo2.checkpoint.untrusted import read_metadata
@@ -315,32 +316,13 @@ def _described(dtype: Any, first: Any, shape: Any, stride: Any, requires_grad: A
     return _Described(dtype, tuple(shape), tuple(stride))
 
 
-class _Part(io.RawIOBase):
-    """``length`` bytes of a file from ``offset`` on, as a file."""
-
-    def __init__(self, file: Any, offset: int, length: int) -> None:
-        super().__init__()
-        self.file, self.offset, self.length, self.at = file, offset, length, 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
+class _Part(_ReaderView):
+    """A part of a file as a file. Torch's view of it counts from the end in the wrong direction."""
 
     def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
-        self.at = offset + (0, self.at, self.length)[whence]
-        return self.at
-
-    def tell(self) -> int:
-        return self.at
-
-    def read(self, size: Optional[int] = -1, /) -> bytes:
-        left = max(0, self.length - self.at)
-        self.file.seek(self.offset + self.at)
-        content = self.file.read(left if size is None or size < 0 else min(size, left))
-        self.at += len(content)
-        return content
+        if whence == os.SEEK_END:
+            offset, whence = self.len + offset, os.SEEK_SET
+        return super().seek(offset, whence)
 
 
 # ------------------------------------------------------------------------------------------------------ bytes

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, Optional
 
 import torch
+from lightning.fabric.plugins import CheckpointIO
 from megatron.core.dist_checkpointing.core import CheckpointingConfig, save_config
 
 from nemo2.base import ranks
@@ -14,7 +15,7 @@ from nemo2.checkpoint.io import MegatronCheckpointIO, reason_of, weights_dir
 from nemo2.checkpoint.pieces import Piece, load_pieces, save_pieces
 from nemo2.checkpoint.untrusted import COMMON
 from nemo2.config.capture import configurable
-from nemo2.errors import CheckpointError
+from nemo2.errors import CheckpointError, ConfigError
 
 
 @configurable
@@ -45,6 +46,21 @@ class TorchCheckpointIO(MegatronCheckpointIO):
         with self._with_our_errors(checkpoint) as agree:
             load_pieces(pieces, weights_dir(checkpoint), agree)
             self._compare(checkpoint)
+
+
+def torch_checkpoint_io(requested: Optional[CheckpointIO], *, strategy: str) -> TorchCheckpointIO:
+    """``requested``, or a new one for None.
+
+    Raises:
+        ConfigError: it is of another kind.
+    """
+    if requested is not None and not isinstance(requested, TorchCheckpointIO):
+        raise ConfigError(
+            f"strategy.checkpoint_io={type(requested).__name__}: {strategy} requires a TorchCheckpointIO, which writes "
+            "parameters that are sharded over data-parallel ranks. Leave checkpoint_io unset, or pass a subclass of "
+            "TorchCheckpointIO."
+        )
+    return requested or TorchCheckpointIO()
 
 
 class _Writing:

@@ -7,6 +7,7 @@ that rank, and the rank writes a fault file for the launcher (`nemo2.training.ru
 
 import logging
 from collections.abc import Callable
+from dataclasses import asdict
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Optional, Union
@@ -15,6 +16,7 @@ import lightning.pytorch as pl
 import torch
 from lightning.pytorch.callbacks import Checkpoint
 
+from nemo2.base.files import output_file
 from nemo2.checkpoint.auto_resume import AutoResume
 from nemo2.checkpoint.model_checkpoint import ModelCheckpoint
 from nemo2.config.capture import captured_arguments, configurable
@@ -247,7 +249,9 @@ def generate(
         CheckpointError: ``path`` holds no checkpoint, or the checkpoint does not describe its model.
         ConfigError: there are no prompts, or settings contradict each other.
     """
-    from nemo2.llm.inference import GenerationOptions, generate_from_checkpoint, prompts_of
+    from nemo2.llm import inference
+    from nemo2.models.generate import generate as complete
+    from nemo2.models.generate import read_prompts
 
     warn_without_effect(
         "A batch goes through a pipeline as a whole, and generation uses Megatron-Core's static cache.",
@@ -260,28 +264,40 @@ def generate(
         raise ConfigError(
             f"trainer={trainer!r} is not a trainer. NeMo's order of arguments is generate(path, trainer, prompts)."
         )
-    return generate_from_checkpoint(
-        path,
-        prompts_of(prompts, input_dataset),
-        trainer=trainer,
-        sampling=GenerationOptions.of(
-            inference_params,
-            max_new_tokens=max_new_tokens,
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
-            min_p=min_p,
-            stop=stop,
-        ),
-        random_seed=1234 if random_seed is None else random_seed,
-        params_dtype=params_dtype,
-        add_bos=add_BOS,
-        max_batch_size=max_batch_size,
-        text_only=text_only,
-        output_path=output_path,
-        trust_remote_code=trust_remote_code,
-        on_text=on_text,
+    records = inference.prompts_of(prompts, input_dataset)
+    options = inference.GenerationOptions.of(
+        inference_params,
+        max_new_tokens=max_new_tokens,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        stop=stop,
     )
+    trainer = trainer or inference.single_process_trainer(params_dtype)
+    inference.refuse_another_dtype(trainer, params_dtype)
+    if output_path is not None:
+        output_file(output_path)
+    texts = [record["input"] for record in records]
+
+    def read(model: Any) -> None:
+        read_prompts(model.tokenizer, texts, max_sequence_length=model.config.seq_length, add_bos=add_BOS)
+
+    with inference.loaded(path, trainer, trust_remote_code=trust_remote_code, before=read) as model:
+        results = complete(
+            model,
+            model.tokenizer,
+            texts,
+            **asdict(options),
+            seed=1234 if random_seed is None else random_seed,
+            max_sequence_length=model.config.seq_length,
+            max_batch_size=max_batch_size,
+            add_bos=add_BOS,
+            on_text=on_text if trainer.is_global_zero else None,
+        )
+    if output_path is not None and trainer.is_global_zero:
+        inference.write_completions(output_path, records, results)
+    return [result.text for result in results] if text_only else results
 
 
 def _described(model: Any, data: Any) -> Any:

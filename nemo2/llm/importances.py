@@ -9,6 +9,7 @@ of its output. That of a layer is one minus the cosine of its input and output.
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -66,38 +67,29 @@ def _watching(core: Any, importances: Importances, config: Any, *, width: bool) 
         hidden = output[0] if isinstance(output, tuple) else output
         importances.channels.add_(hidden.float().abs().flatten(0, -2).sum(0))
 
-    def neurons(place: int) -> Any:
-        def hook(module: Any, inputs: Any) -> None:
-            importances.neurons[place].add_(inputs[0].float().abs().flatten(0, -2).sum(0))
+    def neurons(place: int, module: Any, inputs: Any) -> None:
+        importances.neurons[place].add_(inputs[0].float().abs().flatten(0, -2).sum(0))
 
-        return hook
+    def heads(place: int, module: Any, inputs: Any) -> None:
+        each = inputs[0].float().flatten(0, -2).view(-1, config.num_attention_heads, config.kv_channels)
+        importances.heads[place].add_(each.norm(dim=-1).sum(0))
 
-    def heads(place: int) -> Any:
-        def hook(module: Any, inputs: Any) -> None:
-            each = inputs[0].float().flatten(0, -2).view(-1, config.num_attention_heads, config.kv_channels)
-            importances.heads[place].add_(each.norm(dim=-1).sum(0))
-
-        return hook
-
-    def layer(place: int) -> Any:
-        def hook(module: Any, inputs: Any, named: Mapping[str, Any], output: Any) -> None:
-            before = named["hidden_states"] if "hidden_states" in named else inputs[0]
-            after = output[0] if isinstance(output, tuple) else output
-            alike = torch.nn.functional.cosine_similarity(before.float(), after.float(), dim=-1)
-            importances.layers[place].add_((1 - alike).sum())
-
-        return hook
+    def layer(place: int, module: Any, inputs: Any, named: Mapping[str, Any], output: Any) -> None:
+        before = named["hidden_states"] if "hidden_states" in named else inputs[0]
+        after = output[0] if isinstance(output, tuple) else output
+        alike = torch.nn.functional.cosine_similarity(before.float(), after.float(), dim=-1)
+        importances.layers[place].add_((1 - alike).sum())
 
     handles = []
     for one in core.decoder.layers:
         place = one.layer_number - 1
-        handles.append(one.register_forward_hook(layer(place), with_kwargs=True))
+        handles.append(one.register_forward_hook(partial(layer, place), with_kwargs=True))
         if width:
             handles += [
                 one.input_layernorm.register_forward_hook(behind_a_norm),
                 one.pre_mlp_layernorm.register_forward_hook(behind_a_norm),
-                one.mlp.linear_fc2.register_forward_pre_hook(neurons(place)),
-                one.self_attention.linear_proj.register_forward_pre_hook(heads(place)),
+                one.mlp.linear_fc2.register_forward_pre_hook(partial(neurons, place)),
+                one.self_attention.linear_proj.register_forward_pre_hook(partial(heads, place)),
             ]
     if width and core.decoder.final_layernorm is not None:
         handles.append(core.decoder.final_layernorm.register_forward_hook(behind_a_norm))

@@ -12,11 +12,11 @@ from typing import Any, Optional, Self
 import lightning.pytorch as pl
 import torch
 
-from nemo2.base.files import output_file, text_of, write_file
+from nemo2.base.files import text_of, write_file
 from nemo2.checkpoint.auto_resume import RestoreConfig
 from nemo2.errors import ConfigError, DataError
 from nemo2.hugging_face.checkpoint import Checkpoint
-from nemo2.models.generate import Generation, generate, read_prompts
+from nemo2.models.generate import Generation
 from nemo2.models.sampling import Sampling
 from nemo2.training.strategies.set_up import set_up
 from nemo2.training.strategy import MegatronStrategy
@@ -87,49 +87,6 @@ def prompts_of(prompts: Optional[Sequence[str]], input_dataset: Any) -> list[dic
     return records
 
 
-def generate_from_checkpoint(
-    path: str,
-    records: Sequence[dict[str, Any]],
-    *,
-    trainer: Optional[pl.Trainer],
-    sampling: GenerationOptions,
-    random_seed: int,
-    params_dtype: Optional[torch.dtype],
-    add_bos: bool,
-    max_batch_size: int,
-    text_only: bool,
-    output_path: Optional[str],
-    trust_remote_code: bool,
-    on_text: Optional[Callable[[int, str], None]] = None,
-) -> list[Any]:
-    """See `nemo2.llm.generate`. ``records`` are those of `prompts_of`."""
-    trainer = trainer or _trainer(params_dtype)
-    _refuse_another_dtype(trainer, params_dtype)
-    if output_path is not None:
-        output_file(output_path)
-    prompts = [record["input"] for record in records]
-
-    def read(model: Any) -> None:
-        read_prompts(model.tokenizer, prompts, max_sequence_length=model.config.seq_length, add_bos=add_bos)
-
-    with loaded(path, trainer, trust_remote_code=trust_remote_code, before=read) as model:
-        results = generate(
-            model,
-            model.tokenizer,
-            prompts,
-            **asdict(sampling),
-            seed=random_seed,
-            max_sequence_length=model.config.seq_length,
-            max_batch_size=max_batch_size,
-            add_bos=add_bos,
-            on_text=on_text if trainer.is_global_zero else None,
-        )
-    if output_path is not None and trainer.is_global_zero:
-        lines = [_line(record, result) for record, result in zip(records, results, strict=True)]
-        write_file(output_path, "".join(json.dumps(line) + "\n" for line in lines))
-    return [result.text for result in results] if text_only else results
-
-
 @contextmanager
 def loaded(
     path: str,
@@ -145,7 +102,7 @@ def loaded(
     checkpoint = Checkpoint.open(path)
     model = checkpoint.model(trust_remote_code=trust_remote_code)
     before(model)
-    trainer = trainer or _trainer(None)
+    trainer = trainer or single_process_trainer()
     strategy: Any = trainer.strategy
     _disable_sequence_parallel(strategy, model)
     restore = getattr(strategy, "restore_config", None)
@@ -158,14 +115,18 @@ def loaded(
         strategy.restore_config = restore
 
 
-def _line(record: dict[str, Any], result: Generation) -> dict[str, Any]:
-    """The record of a completion: NeMo 2.0's fields, and ours."""
-    label = {"label": record["output"]} if "output" in record else {}
-    rest = {name: value for name, value in record.items() if name != "output"}
-    return {**rest, **label, "prediction": result.text, **asdict(result)}
+def write_completions(path: str, records: Sequence[dict[str, Any]], results: Sequence[Generation]) -> None:
+    """Write NeMo 2.0's fields and ours of each completion, a line of JSON for each."""
+    lines = []
+    for record, result in zip(records, results, strict=True):
+        label = {"label": record["output"]} if "output" in record else {}
+        rest = {name: value for name, value in record.items() if name != "output"}
+        lines.append(json.dumps({**rest, **label, "prediction": result.text, **asdict(result)}) + "\n")
+    write_file(path, "".join(lines))
 
 
-def _trainer(params_dtype: Optional[torch.dtype]) -> Trainer:
+def single_process_trainer(params_dtype: Optional[torch.dtype] = None) -> Trainer:
+    """A trainer without a loop, for parameters of this dtype. None: fp32."""
     precision = {None: None, torch.float32: "32", torch.bfloat16: "bf16-mixed", torch.float16: "16-mixed"}
     return Trainer(
         strategy=MegatronStrategy(ckpt_async_save=False),
@@ -176,7 +137,7 @@ def _trainer(params_dtype: Optional[torch.dtype]) -> Trainer:
     )
 
 
-def _refuse_another_dtype(trainer: pl.Trainer, params_dtype: Optional[torch.dtype]) -> None:
+def refuse_another_dtype(trainer: pl.Trainer, params_dtype: Optional[torch.dtype]) -> None:
     own = getattr(getattr(trainer.strategy.precision_plugin, "dtype_config", None), "params_dtype", torch.float32)
     if params_dtype is not None and params_dtype is not own:
         raise ConfigError(

@@ -70,11 +70,10 @@ def merge_lora(
     """
     from nemo2.hugging_face.checkpoint import Checkpoint
     from nemo2.hugging_face.importing import check_target
+    from nemo2.llm.inference import single_process_trainer
     from nemo2.llm.signatures import only_defaults
     from nemo2.models.peft.merge import merge
     from nemo2.training.strategies.set_up import set_up
-    from nemo2.training.strategy import MegatronStrategy
-    from nemo2.training.trainer import Trainer
 
     only_defaults("nemo2 reads checkpoints as they are.", legacy_ckpt=(legacy_ckpt, False))
     checkpoint, target = Checkpoint.open(lora_checkpoint_path).require_nemo2(), Path(output_path)
@@ -83,9 +82,7 @@ def merge_lora(
     model: Any = checkpoint.model()
     if not isinstance(model.model_transform, PEFT):
         raise CheckpointError(f"{checkpoint.path} does not come from a PEFT run: its context names no method.")
-    trainer = trainer or Trainer(
-        strategy=MegatronStrategy(ckpt_async_save=False), devices=1, logger=False, enable_progress_bar=False
-    )
+    trainer = trainer or single_process_trainer()
     with set_up(trainer, model, checkpoint=checkpoint.path) as parallel:
         for core in parallel.unwrapped:
             merge(core)

@@ -53,101 +53,75 @@ class PruningConfig:
     """Layers to drop, counted from 1, independently of their importance."""
 
 
+_WIDTHS = ("hidden_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups")
+"""Fields of a model's configuration that make its layers narrower. In `PruningConfig` they have the prefix ``target_``."""
+
+
 @dataclass(frozen=True)
 class Sizes:
-    """The sizes before and after pruning."""
+    """The sizes of a model before and after pruning.
 
-    layers: int
-    hidden: int
-    ffn: int
-    heads: int
-    groups: int
-    channels: int
-    """The channels of a head."""
-    gated: bool
+    Raises:
+        ConfigError: as `prune`.
+    """
+
+    before: Any
+    """The model's configuration."""
     to: PruningConfig
 
     @property
     def in_width(self) -> bool:
         """Whether layers become narrower, rather than fewer."""
-        to = self.to
-        widths = (
-            to.target_ffn_hidden_size,
-            to.target_hidden_size,
-            to.target_num_attention_heads,
-            to.target_num_query_groups,
-        )
-        return any(width is not None for width in widths)
+        return any(getattr(self.to, f"target_{field}") is not None for field in _WIDTHS)
 
-    @classmethod
-    def of(cls, model: Any, to: PruningConfig) -> "Sizes":
-        """
-        Raises:
-            ConfigError: as `prune`.
-        """
-        config = model.config
+    def __post_init__(self) -> None:
+        config, to = self.before, self.to
         family = type(config).__module__.rpartition(".")[2]
         if family not in FAMILIES or config.num_moe_experts or getattr(config, "multi_latent_attention", False):
             raise ConfigError(
                 f"{type(config).__name__} cannot be pruned, because its layers differ, or because it has experts or "
                 f"latent attention. nemo2 prunes dense models of {', '.join(FAMILIES)}."
             )
-        groups = config.num_query_groups or config.num_attention_heads
-        sizes = cls(
-            layers=config.num_layers,
-            hidden=config.hidden_size,
-            ffn=config.ffn_hidden_size,
-            heads=config.num_attention_heads,
-            groups=groups,
-            channels=config.kv_channels,
-            gated=config.gated_linear_unit,
-            to=to,
-        )
-        sizes._refuse()
-        return sizes
-
-    def _refuse(self) -> None:
-        to = self.to
         if not any(value is not None for value in asdict(to).values()):
             raise ConfigError("pruning_config sets no size, so there is nothing to prune. Set a target size.")
-        for name, there in (
-            ("target_hidden_size", self.hidden),
-            ("target_ffn_hidden_size", self.ffn),
-            ("target_num_attention_heads", self.heads),
-            ("target_num_query_groups", self.groups),
-            ("target_num_layers", self.layers),
-        ):
-            value = getattr(to, name)
+        for field in (*_WIDTHS, "num_layers"):
+            value, there = getattr(to, f"target_{field}"), getattr(config, field)
             if value is not None and not 1 <= value <= there:
-                raise ConfigError(f"pruning_config.{name}={value}: must be from 1 to {there}, the size of the model.")
+                raise ConfigError(
+                    f"pruning_config.target_{field}={value}: must be from 1 to {there}, the size of the model."
+                )
         for name in ("target_mamba_num_heads", "target_mamba_head_dim"):
             if getattr(to, name) is not None:
                 raise ConfigError(f"pruning_config.{name}={getattr(to, name)}: the model has no Mamba layers.")
         if to.drop_layers is not None and to.target_num_layers is not None:
             raise ConfigError("pruning_config.drop_layers and target_num_layers set the same thing. Keep one of them.")
-        if any(not 1 <= layer <= self.layers for layer in to.drop_layers or ()):
+        if any(not 1 <= layer <= config.num_layers for layer in to.drop_layers or ()):
             raise ConfigError(
-                f"pruning_config.drop_layers={to.drop_layers}: layer numbers must be from 1 to {self.layers}."
+                f"pruning_config.drop_layers={to.drop_layers}: layer numbers must be from 1 to {config.num_layers}."
             )
         heads, groups = self.new_heads
-        if heads % groups or heads // groups > self.heads // self.groups:
+        if heads % groups or heads // groups > self.heads_per_group:
             raise ConfigError(
                 f"pruning_config keeps {heads} heads in {groups} query groups, but each group must have the same number of "
-                f"heads, and at most the {self.heads // self.groups} heads that it has now. Set target_num_query_groups too."
+                f"heads, and at most the {self.heads_per_group} heads that it has now. Set target_num_query_groups too."
             )
+
+    @property
+    def heads_per_group(self) -> int:
+        """The number of heads of a query group before pruning."""
+        return self.before.num_attention_heads // self.before.num_query_groups
 
     @property
     def new_layers(self) -> int:
         """The number of layers."""
-        return self.to.target_num_layers or self.layers - len(set(self.to.drop_layers or ()))
+        return self.to.target_num_layers or self.before.num_layers - len(set(self.to.drop_layers or ()))
 
     @property
     def new_heads(self) -> tuple[int, int]:
         """The number of heads, and of their query groups."""
-        heads = self.to.target_num_attention_heads or self.heads
-        most = self.heads // self.groups
-        groups = self.to.target_num_query_groups or (self.groups if heads >= self.groups else heads)
-        return heads, max(groups, -(-heads // most))
+        heads = self.to.target_num_attention_heads or self.before.num_attention_heads
+        groups = self.to.target_num_query_groups or min(heads, self.before.num_query_groups)
+        return heads, max(groups, -(-heads // self.heads_per_group))
 
     def stages(self, pipeline: int) -> dict[str, int]:
         """Strategy settings that distribute the kept layers over this many stages."""
@@ -171,37 +145,40 @@ class Sizes:
                 f"{self.new_layers} or less."
             )
 
-    def config(self, config: Any) -> Any:
+    def config(self) -> Any:
         """The configuration of the pruned model."""
+        before = self.before
         heads, groups = self.new_heads
         changes = {
             "num_layers": self.new_layers,
-            "hidden_size": self.to.target_hidden_size or self.hidden,
-            "ffn_hidden_size": self.to.target_ffn_hidden_size or self.ffn,
+            "hidden_size": self.to.target_hidden_size or before.hidden_size,
+            "ffn_hidden_size": self.to.target_ffn_hidden_size or before.ffn_hidden_size,
             "num_attention_heads": heads,
             "num_query_groups": groups,
-            "kv_channels": self.channels,
-            "seq_length": config.seq_length,
+            "kv_channels": before.kv_channels,
+            "seq_length": before.seq_length,
         }
-        return type(config)(**((captured_arguments(config) or {}) | changes))
+        return type(before)(**((captured_arguments(before) or {}) | changes))
 
     def kept(self, importances: Importances) -> "Kept":
         """The most important parts, in their original order."""
-        layers = set(range(self.layers)) - {layer - 1 for layer in self.to.drop_layers or ()}
+        layers = set(range(self.before.num_layers)) - {layer - 1 for layer in self.to.drop_layers or ()}
         if self.to.target_num_layers is not None:
             layers = set(_most(importances.layers, self.to.target_num_layers).tolist())
         return Kept(
             sizes=self,
             layers=sorted(layers),
-            channels=_most(importances.channels, self.to.target_hidden_size or self.hidden),
-            neurons=[_most(one, self.to.target_ffn_hidden_size or self.ffn) for one in importances.neurons],
+            channels=_most(importances.channels, self.to.target_hidden_size or self.before.hidden_size),
+            neurons=[
+                _most(one, self.to.target_ffn_hidden_size or self.before.ffn_hidden_size) for one in importances.neurons
+            ],
             heads=[self._heads(one) for one in importances.heads],
         )
 
     def _heads(self, importance: Tensor) -> tuple[Tensor, Tensor]:
         """The kept query groups, and the kept heads in each: ``[groups]`` and ``[groups, heads of each]``."""
         heads, groups = self.new_heads
-        by_group = importance.view(self.groups, -1)
+        by_group = importance.view(self.before.num_query_groups, -1)
         chosen = _most(by_group.sum(-1), groups)
         return chosen, torch.stack([_most(by_group[group], heads // groups) for group in chosen])
 
@@ -242,7 +219,7 @@ class Kept:
                 else self._of(tensor)
             )
         if kind == "linear_fc1":
-            halves = tensor.chunk(2) if self.sizes.gated else (tensor,)
+            halves = tensor.chunk(2) if self.sizes.before.gated_linear_unit else (tensor,)
             rows = torch.cat([half.index_select(0, self.neurons[layer]) for half in halves])
             return rows.index_select(-1, self.channels) if name.endswith("weight") else rows
         if kind == "linear_fc2":
@@ -260,14 +237,14 @@ class Kept:
     def _of_groups(self, tensor: Tensor, layer: int) -> Tensor:
         """Rows of queries, keys and values, which are ordered by group: its queries, its key, its value."""
         groups, heads = self.heads[layer]
-        each = self.sizes.heads // self.sizes.groups
-        blocks = tensor.view(self.sizes.groups, each + 2, self.sizes.channels, *tensor.shape[1:])
+        config, each = self.sizes.before, self.sizes.heads_per_group
+        blocks = tensor.view(config.num_query_groups, each + 2, config.kv_channels, *tensor.shape[1:])
         rows = [torch.cat([blocks[group][mine], blocks[group][-2:]]) for group, mine in zip(groups, heads, strict=True)]
         return torch.stack(rows).flatten(0, 2)
 
     def _columns_of_heads(self, layer: int) -> Tensor:
         groups, heads = self.heads[layer]
-        each, width = self.sizes.heads // self.sizes.groups, self.sizes.channels
+        each, width = self.sizes.heads_per_group, self.sizes.before.kv_channels
         numbers = (groups[:, None] * each + heads).flatten()
         return (numbers[:, None] * width + torch.arange(width, device=numbers.device)).flatten()
 

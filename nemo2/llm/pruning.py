@@ -100,18 +100,18 @@ def prune(
         return Trainer(strategy=strategy, devices=devices, num_nodes=num_nodes, logger=False, enable_progress_bar=False)
 
     def look_at(model: Any) -> None:
-        Sizes.of(model, pruning_config).refuse_layout(tp_size=tp_size, pp_size=pp_size)
+        Sizes(model.config, pruning_config).refuse_layout(tp_size=tp_size, pp_size=pp_size)
         _in_plain_layers(model)
 
     with loaded(nemo_checkpoint, trainer_for(**ends), before=look_at) as model, torch.no_grad():
-        sizes = Sizes.of(model, pruning_config)
+        sizes = Sizes(model.config, pruning_config)
         kept = sizes.kept(importances_of(model, _samples(model, data, num_train_samples), width=sizes.in_width))
         weights = {
             renamed: kept.cut(name, tensor.detach())
             for name, tensor in _by_whole_names(model).items()
             if (renamed := kept.renamed(name)) is not None
         }
-        small = type(model)(config=sizes.config(model.config), tokenizer=model.tokenizer)
+        small = type(model)(config=sizes.config(), tokenizer=model.tokenizer)
         _in_plain_layers(small)
     trainer = trainer_for(**sizes.stages(pp_size))
     with set_up(trainer, small), torch.no_grad():

@@ -238,10 +238,21 @@ def _serving(
     folder: Path,
     forms: tuple[Form, ...] = (),
     notes: tuple[str, ...] = (),
+    adapters: Optional[Adapters] = None,
 ) -> Serving:
     if engine == "transformers":
         return _by_transformers(options, dtype, forms=forms, folder=folder, notes=notes)
-    return _by_vllm(model, options, dtype, forms=forms, place=str(folder), notes=notes)
+    engines.refuse_uneven_heads(model, options.tensor_parallel_size)
+    _refuse_too_long(model.config, options.max_length)
+    length, name = options.max_length or model.config.seq_length, options.model_name or ""
+    if options.max_length is None:
+        notes = (
+            *notes,
+            f"At most {length} tokens, the sequence length of the model. To change this, set "
+            f"{advice('--max-length', 'max_length')}.",
+        )
+    command = engines.vllm_command(str(folder), options, dtype=dtype, length=length, name=name, adapters=adapters)
+    return Serving(forms=forms, command=tuple(command), model_name=name, notes=notes)
 
 
 def _by_transformers(
@@ -282,32 +293,9 @@ def _plan_adapters(checkpoint: Checkpoint, model: Any, options: ServingOptions, 
     forms: tuple[Form, ...] = (adapters,)
     if not base.is_release:
         forms = (Form(checkpoint=base.require_nemo2().path, kind="model", dtype=dtype), adapters)
-    place = base.path if base.is_release else forms[0].folder
+    folder = base.path if base.is_release else forms[0].folder
     loaded = Adapters(folder=adapters.folder, rank=model.model_transform.dim)
-    return _by_vllm(model, options, dtype, forms=forms, place=str(place), notes=notes, adapters=loaded)
-
-
-def _by_vllm(
-    model: Any,
-    options: ServingOptions,
-    dtype: str,
-    *,
-    forms: tuple[Form, ...],
-    place: str,
-    notes: tuple[str, ...],
-    adapters: Optional[Adapters] = None,
-) -> Serving:
-    engines.refuse_uneven_heads(model, options.tensor_parallel_size)
-    _refuse_too_long(model.config, options.max_length)
-    length, name = options.max_length or model.config.seq_length, options.model_name or ""
-    if options.max_length is None:
-        notes = (
-            *notes,
-            f"At most {length} tokens, the sequence length of the model. To change this, set "
-            f"{advice('--max-length', 'max_length')}.",
-        )
-    command = engines.vllm_command(place, options, dtype=dtype, length=length, name=name, adapters=adapters)
-    return Serving(forms=forms, command=tuple(command), model_name=name, notes=notes)
+    return _serving(model, options, "vllm", dtype, folder=folder, forms=forms, notes=notes, adapters=loaded)
 
 
 def _refuse_too_long(config: Any, max_length: Optional[int]) -> None:

@@ -8,8 +8,6 @@ from nemo2.errors import ConfigError
 from nemo2.mcore.optim.base import OptimizerModule
 from nemo2.mcore.parallel.transform import refuse_two_transforms
 from nemo2.mcore.settle.agreement import follow_the_data, share_tokenizer
-from nemo2.models.peft.base import PEFT
-from nemo2.models.walker import linear_layers
 
 
 def connect_parts(
@@ -69,10 +67,4 @@ def _share_transform(model: Any, model_transform: Any) -> None:
         return
     transforms = {"model_transform": model_transform, "model.model_transform": own}
     refuse_two_transforms({place: transform for place, transform in transforms.items() if transform is not None})
-    if isinstance(model_transform, PEFT):
-        from nemo2.models.conversion.families import modules_with_weights
-
-        config = getattr(model, "config", None)
-        model_transform.refuse_unknown_targets(linear_layers(config))
-        model_transform.refuse_unknown_modules(modules_with_weights(config))
     model.model_transform = model_transform

@@ -48,8 +48,7 @@ from nemo2.training.strategies.live_settings import LiveSettings
 from nemo2.training.strategies.megatron_config import (
     MAIN_PARAMETERS_TWICE,
     ddp_config_of,
-    refuse_removed_arguments,
-    refuse_unsupported_values,
+    refuse_unsupported_arguments,
     strictness_of,
     unify_num_instances,
 )
@@ -202,8 +201,7 @@ class MegatronStrategy(LiveSettings, BaseStrategy):
         ckpt_save_part: Optional[Part] = None,
     ) -> None:
         arguments = dict(locals())
-        refuse_removed_arguments(arguments)
-        refuse_unsupported_values(arguments)
+        refuse_unsupported_arguments(arguments)
         if ckpt_load_main_params and ckpt_load_optimizer:
             raise ConfigError(MAIN_PARAMETERS_TWICE, rule="one-source-of-optimizer-state")
         ckpt_load_strictness = strictness_of(ckpt_load_strictness)
@@ -265,16 +263,10 @@ class MegatronStrategy(LiveSettings, BaseStrategy):
         if fsdp:
             # Imported here, because no other run reads or writes shards of rows.
             from nemo2.checkpoint.forms.megatron_fsdp import MegatronFSDPForm
-            from nemo2.checkpoint.torch_io import TorchCheckpointIO
+            from nemo2.checkpoint.torch_io import torch_checkpoint_io
 
-            if checkpoint_io is not None and not isinstance(checkpoint_io, TorchCheckpointIO):
-                raise ConfigError(
-                    f"strategy.checkpoint_io={type(checkpoint_io).__name__} with strategy.fsdp={fsdp!r}: only "
-                    "TorchCheckpointIO writes parameters that are sharded over data-parallel ranks. Leave checkpoint_io "
-                    "unset, or pass a subclass of TorchCheckpointIO."
-                )
             self.form = MegatronFSDPForm(self, **forms)
-            self._checkpoint_io = checkpoint_io or TorchCheckpointIO()
+            self._checkpoint_io = torch_checkpoint_io(checkpoint_io, strategy=f"strategy.fsdp={fsdp!r}")
             return
         self.form = MegatronForm(
             self, strictness=ckpt_load_strictness, fully_reshardable=ckpt_parallel_save_optim, **forms

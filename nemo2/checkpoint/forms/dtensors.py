@@ -65,7 +65,7 @@ class DTensorForm(PieceForm):
             "strategy": type(self.owner).__name__,
             "tp": layout.tp,
             "cp": layout.cp,
-            "world_size": self.num_ranks,
+            "world_size": self.owner.num_ranks,
         }
 
 

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The form of a strategy's checkpoints: the interface that a strategy uses."""
 
+import functools
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal, Optional, Protocol, Union
@@ -16,7 +18,7 @@ from nemo2.base.names import listed
 from nemo2.checkpoint.auto_resume import RestoreConfig
 from nemo2.checkpoint.directory import Manifest, read_manifest
 from nemo2.checkpoint.io import MegatronCheckpointIO
-from nemo2.checkpoint.paths import HUGGING_FACE, OF_RELEASE
+from nemo2.checkpoint.paths import HUGGING_FACE, OF_RELEASE, digest_of
 from nemo2.checkpoint.pieces import Piece
 from nemo2.data.tokenizer import get_vocab_size
 from nemo2.errors import CheckpointError
@@ -25,6 +27,8 @@ from nemo2.mcore.parallel.megatron_parallel import MegatronParallel
 
 _log = logging.getLogger(__name__)
 _USUAL_SIZES = [2**power for power in range(7)]
+digest_of_base = functools.cache(digest_of)
+"""`digest_of`, computed once, because the base of a run doesn't change."""
 
 
 Part = Union[Literal["trained"], Callable[[str], bool]]
@@ -48,10 +52,7 @@ class Owner(Protocol):
     def lightning_module(self) -> Optional[pl.LightningModule]: ...
     @property
     def is_global_zero(self) -> bool: ...
-    @property
-    def world_size(self) -> int: ...
     def start_from_released(self, path: str) -> None: ...
-    def digest_of(self, base: Union[Path, str]) -> str: ...
 
 
 class Form(ABC):
@@ -97,9 +98,9 @@ class Form(ABC):
         """Further facts for the checkpoint IO."""
         return {}
 
-    @abstractmethod
     def layout_record(self) -> dict[str, Any]:
         """The manifest's facts about the ranks. "strategy" names the writer of a form that isn't Megatron-Core's."""
+        return asdict(self.owner.layout) | {"world_size": self.owner.num_ranks}
 
     # ------------------------------------------------------------------------------------------------------ loading
 
@@ -152,7 +153,7 @@ class Form(ABC):
         return str(rest) if inner is None or inner.part_of is None else inner.part_of
 
     def _refuse_another_base(self, path: Path, manifest: Manifest, rest: str) -> None:
-        there, trained_on = self.owner.digest_of(rest), manifest.part_of_digest
+        there, trained_on = digest_of_base(rest), manifest.part_of_digest
         if not there or not trained_on or there == trained_on:
             return
         if there.startswith(OF_RELEASE) != trained_on.startswith(OF_RELEASE):
@@ -278,10 +279,6 @@ class Form(ABC):
     def parallel(self) -> MegatronParallel:
         assert self.owner.megatron_parallel is not None
         return self.owner.megatron_parallel
-
-    @property
-    def num_ranks(self) -> int:
-        return self.owner.num_ranks
 
 
 def _short(digest: str) -> str:

@@ -3,11 +3,11 @@
 
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import fields
 from pathlib import Path
 from typing import Any, Optional, cast
 
 from lightning.pytorch.trainer.states import TrainerFn
+from megatron.core.dist_checkpointing import load_content_metadata
 from megatron.core.dist_checkpointing.dict_utils import nested_values
 from megatron.core.dist_checkpointing.mapping import ShardedTensor, apply_factories
 from torch import Tensor
@@ -23,14 +23,12 @@ from nemo2.checkpoint.optimizer_forms import (
     forms_of,
     from_pieces,
     keep_settings,
+    prepare_load,
+    prepare_save,
     refuse_nemo,
     torch_optimizers,
     under_saved_names,
-    with_empty_states,
-    with_own_peaks,
     with_step_of_all,
-    without_classes,
-    without_empty_copies,
 )
 from nemo2.checkpoint.pieces import Piece
 from nemo2.checkpoint.random_state import random_state, report_new_random_streams
@@ -93,10 +91,6 @@ class MegatronForm(Form):
     def storage_options(self) -> dict[str, Any]:
         return {"content_metadata": self.metadata}
 
-    def layout_record(self) -> dict[str, Any]:
-        record = {field.name: getattr(self.owner.layout, field.name) for field in fields(self.owner.layout)}
-        return record | {"world_size": self.num_ranks}
-
     @property
     def _optimizers(self) -> list[MegatronOptimizer]:
         return [one for one in self.owner.optimizers if isinstance(one, MegatronOptimizer)]
@@ -109,7 +103,7 @@ class MegatronForm(Form):
             return {}
         whole = self._optimizers[0]
         shards = whole.sharded_state_dict(model_state, is_loading=loading, metadata=dict(metadata))
-        return {"optimizer": shards if loading else with_step_of_all(without_classes(without_empty_copies(shards)))}
+        return {"optimizer": shards if loading else with_step_of_all(prepare_save(shards))}
 
     # ------------------------------------------------------------------------------------------------------ a part
 
@@ -153,16 +147,17 @@ class MegatronForm(Form):
         io: Any = self.io
         if not isinstance(io, MegatronCheckpointIO):
             return io.load_checkpoint(path)
-        io.check(path)
+        plain = io.load_checkpoint(path)
         self._refuse_optimizers_of_others(path, optimizer=optimizer)
-        metadata = io.load_content_metadata(path) or self.metadata
+        metadata = load_content_metadata(preloaded_state_dict=plain) or self.metadata
         manifest = read_manifest(path)
         wanted: dict[str, Any] = {}
         model_state = self.parallel.sharded_state_dict(metadata=metadata)
         stored = read_metadata(weights_dir(path)).state_dict_metadata
         if part:
             model_state = self._part(model_state, lambda name, trained: True)
-            wanted["model"] = _only(model_state, self.part_in(path, stored, _keys(model_state)))
+            here = _keys(model_state)
+            wanted["model"] = _without(model_state, here - self.part_in(path, stored, here))
         elif model:
             wanted["model"] = _without(model_state, self.lacking(path, stored) if base else frozenset())
         copies = self.load_main_params and self.owner.trainer.state.fn == TrainerFn.FITTING
@@ -174,7 +169,7 @@ class MegatronForm(Form):
                 wanted["random_state"] = random_state()
             elif manifest is not None and self.owner.trainer.ckpt_path:
                 report_new_random_streams(path)
-        reshaped = self._in_another_form(wanted, path)
+        reshaped = self._in_another_form(wanted, plain, path)
         loaded = io.load_checkpoint(path, sharded_state_dict=wanted, strict=self.strictness)
         if "model" in wanted:
             loaded["model"] = self._chunks_in(loaded.get("model", {}), model_state)
@@ -216,16 +211,14 @@ class MegatronForm(Form):
                 max(here),
             )
 
-    def _in_another_form(self, wanted: dict[str, Any], path: Path) -> Optional[dict[str, Any]]:
+    def _in_another_form(self, wanted: dict[str, Any], plain: dict[str, Any], path: Path) -> Optional[dict[str, Any]]:
         """The loaded optimizer state, if an optimizer of another form saved it: distributed or not, fp32 or half
         precision, experts separate or not, sharded by another strategy.
 
         Its request is then removed from ``wanted``. None: the state has this form.
         """
-        io: Any = self.io
         if "optimizer" not in wanted:
             return None
-        plain = io.load_checkpoint(path)
         saved = plain.get("optimizer")
         refuse_nemo(saved, path)
         if "optimizer_extras" in plain:
@@ -235,7 +228,7 @@ class MegatronForm(Form):
         own = wanted.pop("optimizer")
         request = under_saved_names(own, saved)
         # Requested separately: if fp32 parameters are their own copies, a name would otherwise be requested twice.
-        loaded = io.load_checkpoint(path, sharded_state_dict={_FORM: request}, strict=self.strictness)[_FORM]
+        loaded = self.io.load_checkpoint(path, sharded_state_dict={_FORM: request}, strict=self.strictness)[_FORM]
         return completed(loaded, own, saved)
 
     def _refuse_optimizers_of_others(self, path: Path, *, optimizer: bool) -> None:
@@ -257,7 +250,7 @@ class MegatronForm(Form):
         if "optimizer" in checkpoint and optimizers:
             own = [dict(group) for group in optimizers[0].param_groups]
             whole = optimizers[0].mcore_optimizer
-            optimizers[0].load_state_dict(with_own_peaks(with_empty_states(checkpoint["optimizer"], whole), whole))
+            optimizers[0].load_state_dict(prepare_load(checkpoint["optimizer"], whole))
             if self.load_main_params:
                 forget_updates(torch_optimizers(whole))
             keep_settings(optimizers[0].param_groups, own)
@@ -326,10 +319,6 @@ def _without(state: dict[str, Any], keys: Collection[str]) -> dict[str, Any]:
         for name, value in state.items()
         if getattr(value, "key", None) not in keys
     }
-
-
-def _only(state: dict[str, Any], keys: Collection[str]) -> dict[str, Any]:
-    return _without(state, _keys(state) - set(keys))
 
 
 def _keys(state: dict[str, Any]) -> set[str]:

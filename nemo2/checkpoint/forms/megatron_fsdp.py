@@ -5,7 +5,6 @@ Megatron-Core's own format for it ("fsdp_dtensor") doesn't support layers stacke
 could read it.
 """
 
-from dataclasses import fields
 from typing import Any, cast
 
 from torch import nn
@@ -64,6 +63,4 @@ class MegatronFSDPForm(PieceForm):
                 chunk.install_main_parameters()
 
     def layout_record(self) -> dict[str, Any]:
-        layout = self.owner.layout
-        record = {field.name: getattr(layout, field.name) for field in fields(layout)}
-        return record | {"world_size": self.num_ranks, "strategy": "MegatronStrategy(fsdp='megatron')"}
+        return super().layout_record() | {"strategy": "MegatronStrategy(fsdp='megatron')"}

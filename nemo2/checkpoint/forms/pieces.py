@@ -181,11 +181,9 @@ class PieceForm(Form):
             self.report_loaded_keys({piece.key for piece in pieces})
         if optimizer:
             self.load_optimizer_extras(extras)
-        streams = plain.pop("random_state", None)
-        if optimizer and manifest is not None and manifest.layout == self.layout_record():
-            streams = None if streams is None else own_random_state(streams)
-        else:
-            streams = None
+        saved = plain.pop("random_state", {})
+        same_layout = optimizer and manifest is not None and manifest.layout == self.layout_record()
+        streams = own_random_state(saved) if same_layout else None
         if streams is not None:
             plain["random_state"] = streams
         elif optimizer and self.owner.trainer.ckpt_path:

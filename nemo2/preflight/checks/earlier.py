@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Optional
 
 from nemo2.checkpoint.auto_resume import newest_to_resume, refuse_weights_only
-from nemo2.checkpoint.changes import misfit, unfit_changes
+from nemo2.checkpoint.changes import unfit_changes, unfit_message
 from nemo2.checkpoint.paths import checkpoint_at
 from nemo2.errors import CheckpointError
 from nemo2.mcore.settle.parts import node_at
@@ -92,7 +92,7 @@ def changes_that_do_not_fit(facts: Facts) -> Iterator[str]:
         return
     changes = unfit_changes(checkpoint, model_config=facts.config, tokenizer=tokenizer_of(facts))
     if changes:
-        yield misfit(checkpoint, changes)
+        yield unfit_message(checkpoint, changes)
 
 
 def _trains(recipe: Any) -> bool:

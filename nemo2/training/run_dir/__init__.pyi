@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
 from nemo2.training.run_dir.directory import RunDirectory as RunDirectory
-from nemo2.training.run_dir.effective import write_effective_config as write_effective_config
 from nemo2.training.run_dir.environment import write_environment as write_environment
 from nemo2.training.run_dir.faults import install_fault_hook as install_fault_hook
 from nemo2.training.run_dir.logger import NeMoLogger as NeMoLogger

@@ -35,29 +35,27 @@ class TrainingBar:
     def __init__(self, *, console: Console | None = None) -> None:
         self._console = console or Console()
         self._progress: Progress | None = None
-        self._task = None
-        self._seen: dict[str, float] = {}
+        self._metrics: dict[str, float] = {}
 
     def start(self, *, total: int | None, completed: int = 0) -> None:
         """Show the bar. ``total`` is the number of steps, or None for a run without an end."""
         if self._progress is not None:
             return
         progress = Progress(_Line(self._console), console=self._console, refresh_per_second=4, expand=True)
-        self._task = progress.add_task("training", total=total, completed=completed, metrics={})
+        progress.add_task("training", total=total, completed=completed, metrics={})
         progress.start()
         self._progress = progress
 
     def update(self, *, completed: int, metrics: Mapping[str, float]) -> None:
         """Advance to ``completed`` finished steps and show the newest of ``metrics``."""
-        if self._progress is None or self._task is None:
-            return
-        self._seen.update(metrics)
-        self._progress.update(self._task, completed=completed, metrics=dict(self._seen))
+        if self._progress is not None:
+            self._metrics.update(metrics)
+            self._progress.update(self._progress.task_ids[0], completed=completed, metrics=dict(self._metrics))
 
     def describe(self, text: str) -> None:
         """Name the current activity, e.g. "validating"."""
-        if self._progress is not None and self._task is not None:
-            self._progress.update(self._task, description=text)
+        if self._progress is not None:
+            self._progress.update(self._progress.task_ids[0], description=text)
 
     def print(self, text: str) -> None:
         """Print a line above the bar."""
@@ -72,7 +70,6 @@ class TrainingBar:
         if self._progress is not None:
             self._progress.stop()
             self._progress = None
-            self._task = None
 
 
 class _Line(ProgressColumn):

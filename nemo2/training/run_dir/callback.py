@@ -5,17 +5,18 @@ import logging
 from pathlib import Path
 from typing import Any, Optional
 
+import yaml
 from lightning.pytorch.callbacks import Callback
 
 from nemo2.base import ranks
 from nemo2.checkpoint.directory import read_manifest
 from nemo2.errors import CheckpointError, Preempted, RuntimeFault
 from nemo2.training.run_dir.directory import RunDirectory, refuse_another_run, writing_to
-from nemo2.training.run_dir.effective import effective_config, write_effective_config
+from nemo2.training.run_dir.effective import effective_config
 from nemo2.training.run_dir.faults import record_fault
 from nemo2.training.run_dir.log_files import remove_log_file
 from nemo2.training.run_dir.metrics import JSONLLogger, read_metrics
-from nemo2.training.run_dir.records import EFFECTIVE_FILE, ENVIRONMENT_FILE, RECIPE_FILE
+from nemo2.training.run_dir.records import EFFECTIVE_FILE, ENVIRONMENT_FILE, RECIPE_FILE, write_text
 from nemo2.training.run_dir.report import write_report
 from nemo2.training.run_dir.trackers import attach, describe_run
 
@@ -23,12 +24,12 @@ logger = logging.getLogger(__name__)
 
 
 class RunDirectoryCallback(Callback):
-    """Truncate ``metrics.jsonl`` on resume, and write ``effective_config.yaml`` at the first step and the report of a
-    failed run.
+    """Truncate ``metrics.jsonl`` on resume, and write ``effective_config.yaml`` at the first step and the report at the end
+    or after a failure.
 
-    Hooks: ``on_train_start``, ``on_train_batch_start`` (acts on the first), ``on_train_end`` (logs the last
-    step), ``on_exception``, ``teardown``. Each step
-    costs one comparison. Rank 0 writes the files, and every rank logs a failure.
+    Hooks: ``on_train_start``, ``on_train_batch_start`` (acts on the first), ``on_train_end`` (logs the last step),
+    ``on_fit_end``, ``on_exception``, ``teardown``. Each step costs one comparison. Rank 0 writes the files, and every rank
+    logs a failure.
     """
 
     def __init__(self, directory: RunDirectory, metrics: JSONLLogger, *, resume_if_exists: bool = False) -> None:
@@ -98,9 +99,10 @@ class RunDirectoryCallback(Callback):
         if not self._described:
             self._described = True
             if trainer.is_global_zero:
-                effective = write_effective_config(self.directory.log_dir / EFFECTIVE_FILE, trainer, pl_module)
-                described = [effective, *(self.directory.log_dir / name for name in (RECIPE_FILE, ENVIRONMENT_FILE))]
-                describe_run(trainer.loggers, effective_config(trainer, pl_module), described)
+                settings, directory = effective_config(trainer, pl_module), self.directory.log_dir
+                write_text(directory / EFFECTIVE_FILE, yaml.safe_dump(settings, sort_keys=False, width=120))
+                files = (EFFECTIVE_FILE, RECIPE_FILE, ENVIRONMENT_FILE)
+                describe_run(trainer.loggers, settings, [directory / name for name in files])
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         # Before other callbacks save and report the last step.
@@ -108,41 +110,29 @@ class RunDirectoryCallback(Callback):
         if log_last_step is not None:
             log_last_step()
 
+    def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
+        self._report(trainer)  # with the last checkpoint, which is saved in on_train_end
+
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         record_fault(exception, step=trainer.global_step)
         if not isinstance(exception, Preempted):  # which says what it saved
             logger.error("the run ended with %s", type(exception).__name__, exc_info=exception)
-        _report(trainer, self.directory, self.metrics)
+        self._report(trainer)
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
         remove_log_file()
 
-
-class ReportCallback(Callback):
-    """Write the report of a run that ends, with its last checkpoint: callbacks that save run before this callback.
-
-    Hook: ``on_train_end``. Rank 0 writes.
-    """
-
-    def __init__(self, directory: RunDirectory, metrics: JSONLLogger) -> None:
-        super().__init__()
-        self.directory = directory
-        self.metrics = metrics
-
-    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        _report(trainer, self.directory, self.metrics)
-
-
-def _report(trainer: Any, directory: RunDirectory, metrics: JSONLLogger) -> None:
-    if not trainer.is_global_zero:
-        return
-    if not metrics.path.is_file():
-        logger.info("no report was written, because the run has logged no step")
-        return
-    try:
-        path = write_report(directory.log_dir)
-    except Exception:  # a failed picture must not make a trained model a failed run
-        logger.exception("the report was not written. Run `nemo2 runs report %s` to try again", directory.log_dir)
-    else:
-        logger.info("report: %s", path)
-        attach(trainer.loggers, [path])
+    def _report(self, trainer: Any) -> None:
+        if not trainer.is_global_zero:
+            return
+        if not self.metrics.path.is_file():
+            logger.info("no report was written, because the run has logged no step")
+            return
+        try:
+            path = write_report(self.directory.log_dir)
+        except Exception:  # a failed picture must not make a trained model a failed run
+            directory = self.directory.log_dir
+            logger.exception("the report was not written. Run `nemo2 runs report %s` to try again", directory)
+        else:
+            logger.info("report: %s", path)
+            attach(trainer.loggers, [path])

@@ -4,11 +4,10 @@
 import math
 from collections.abc import Sequence
 from datetime import datetime
-from statistics import median
 from typing import Any, Optional
 
 from nemo2.report.pictures.page import figures, note, page, section, table
-from nemo2.training.run_dir.records import METRICS_FILE, series
+from nemo2.training.run_dir.records import METRICS_FILE, median_of, series
 from nemo2.training.run_dir.run_folder import TRAINING_LOSS, VALIDATION_LOSS, RunFolder, curves
 
 _CURVES = (
@@ -39,8 +38,8 @@ def summary(run: RunFolder) -> dict[str, Any]:
         "planned_steps": run.planned_steps,
         "loss": losses[-1][1] if losses else None,
         "val_loss": min((value for _, value in validation if math.isfinite(value)), default=None),
-        "step_s": _median(records, "train_step_timing"),
-        "tokens_per_second": _median(records, "tokens_per_second"),
+        "step_s": median_of(records, "train_step_timing"),
+        "tokens_per_second": median_of(records, "tokens_per_second"),
         "written": metrics.stat().st_mtime if metrics.is_file() else None,
         "folder": str(run),
     }
@@ -124,8 +123,3 @@ def rows_of(summaries: Sequence[dict[str, Any]]) -> list[list[str]]:
 def _number(value: Optional[float], form: str) -> str:
     """``value`` in the format ``form``. Trailing zeros stay, so that the numbers of a column align."""
     return "-" if value is None else format(value, form).removesuffix(".")
-
-
-def _median(records: list[dict[str, Any]], name: str) -> Optional[float]:
-    values = [value for _, value in series(records, name) if math.isfinite(value)]
-    return median(values) if values else None

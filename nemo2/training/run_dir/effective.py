@@ -1,16 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes ``effective_config.yaml``: the settings in force at the first step, after all adjustments."""
+"""The contents of ``effective_config.yaml``: the settings in force at the first step, after all adjustments."""
 
 import dataclasses
 import enum
-import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, Optional
-
-import yaml
-
-from nemo2.training.run_dir.records import EFFECTIVE_FILE, write_text
 
 _TRAINER_FIELDS = (
     "max_steps",
@@ -27,44 +21,30 @@ _TRAINER_FIELDS = (
 _DATA_FIELDS = ("seq_length", "micro_batch_size", "global_batch_size", "rampup_batch_size", "num_workers")
 
 
-def write_effective_config(path: str | os.PathLike[str], trainer: Any, model: Any) -> Path:
-    """Write the settings that a trainer and its model really use. Returns the file's path.
-
-    The values come from the live objects, so a feature that a callback
-    turned off appears as off. A value without a plain form is written as its ``repr``, without memory addresses.
-
-    Args:
-        path: The file, or the run directory.
-        trainer: The trainer, set up.
-        model: The LightningModule.
-    """
-    path = Path(path)
-    if path.is_dir():
-        path = path / EFFECTIVE_FILE
-    return write_text(path, yaml.safe_dump(effective_config(trainer, model), sort_keys=False, width=120))
-
-
 def effective_config(trainer: Any, model: Any) -> dict[str, Any]:
-    """The effective configuration as plain data. Sections that don't apply, such as a missing ``ddp_config``, are
-    left out."""
+    """The settings that a trainer, set up, and its model really use, as plain data.
+
+    The values come from the live objects, so a feature that a callback turned off appears as off. A value without a
+    plain form is its ``repr``, without memory addresses. Sections that don't apply, such as a missing ``ddp_config``,
+    are left out.
+    """
     strategy = getattr(trainer, "strategy", None)
     datamodule = getattr(trainer, "datamodule", None)
     precision = getattr(trainer, "precision_plugin", None)
     model = getattr(model, "_orig_mod", model)
     sections = {
         "trainer": _fields(trainer, _TRAINER_FIELDS),
-        "strategy": {"class": _name(strategy)} | (plain(getattr(strategy, "parallelism", None)) or {})
-        if strategy
-        else None,
+        "strategy": _section(strategy, plain(getattr(strategy, "parallelism", None))),
         "ddp": plain(getattr(strategy, "ddp_config", None)),
-        "precision": {"class": _name(precision), "precision": plain(getattr(precision, "precision", None))}
-        | (plain(getattr(precision, "dtype_config", None)) or {})
-        if precision
-        else None,
+        "precision": _section(
+            precision,
+            {"precision": plain(getattr(precision, "precision", None))}
+            | (plain(getattr(precision, "dtype_config", None)) or {}),
+        ),
         "optimizer": plain(getattr(getattr(model, "optim", None), "config", None)),
         "lr_scheduler": _captured(getattr(getattr(model, "optim", None), "lr_scheduler", None)),
-        "data": {"class": _name(datamodule)} | _fields(datamodule, _DATA_FIELDS) if datamodule else None,
-        "model": {"class": _name(model)} | (plain(getattr(model, "config", None)) or {}),
+        "data": _section(datamodule, _fields(datamodule, _DATA_FIELDS)),
+        "model": _section(model, plain(getattr(model, "config", None))),
         "callbacks": [_captured(callback) for callback in getattr(trainer, "callbacks", [])],
     }
     return {name: section for name, section in sections.items() if section}
@@ -113,11 +93,13 @@ def _fields(owner: Any, names: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _captured(value: Any) -> dict[str, Any] | None:
-    if value is None:
-        return None
     from nemo2.config.capture import captured_arguments
 
-    return {"class": _name(value)} | (plain(captured_arguments(value)) or {})
+    return _section(value, plain(captured_arguments(value)))
+
+
+def _section(owner: Any, values: Optional[dict[str, Any]]) -> dict[str, Any] | None:
+    return None if owner is None else {"class": _name(owner)} | (values or {})
 
 
 def _name(value: Any) -> str:

@@ -52,20 +52,20 @@ class Fault:
     """Optimizer steps done. None: training had not begun."""
 
 
-def install_fault_hook() -> bool:
+def install_fault_hook() -> None:
     """Record uncaught exceptions of this process if it is a rank of a launched run. Idempotent.
 
     The entry points' module calls this on import, so that errors while the recipe is built are recorded too. In a
-    process without a launcher it does nothing and returns False.
+    process without a launcher it does nothing.
 
     Raises:
         SystemExit: torchrun has restarted the ranks after an error that would recur, or after they saved and stopped on
             request. The exit code is that of the earlier end.
     """
     if not (os.environ.get(FAULT_DIR_VARIABLE) or os.environ.get(TORCH_VARIABLE)) or not here().launched:
-        return False
+        return
     if getattr(sys.excepthook, "_nemo2_faults", False):
-        return True
+        return
     _refuse_a_start_in_vain()
     previous = sys.excepthook
 
@@ -75,7 +75,6 @@ def install_fault_hook() -> bool:
 
     hook._nemo2_faults = True  # pyright: ignore[reportFunctionMemberAccess]  (a mark for the check above)
     sys.excepthook = hook
-    return True
 
 
 def _refuse_a_start_in_vain() -> None:
@@ -156,11 +155,6 @@ def read_faults(directory: str | os.PathLike[str]) -> list[Fault]:
 def reports_another_rank(message: str) -> bool:
     """Whether a fault's message says only that another rank has failed."""
     return any(words in message for words in (*LOST_PEER, ON_ANOTHER_RANK, "A rank ended while"))
-
-
-def stacks_file(directory: str | os.PathLike[str], rank: int) -> Path:
-    """The file for a rank's stacks when it hangs."""
-    return Path(directory) / f"rank-{rank}.stacks"
 
 
 def _hangs(directory: Path) -> list[Fault]:

@@ -18,7 +18,7 @@ from nemo2.base.files import open_to_write
 from nemo2.base.place import here
 from nemo2.config.capture import configurable
 from nemo2.errors import ConfigError
-from nemo2.training.run_dir.faults import FAULT_DIR_VARIABLE, stacks_file
+from nemo2.training.run_dir.faults import FAULT_DIR_VARIABLE
 from nemo2.training.run_dir.hang_diagnosis import Heartbeat, mark_stopped, position_of, read_stacks
 from nemo2.training.run_dir.kill_timer import KillTimer
 
@@ -82,7 +82,7 @@ class HangWatchdog(pl.Callback):
         directory = launched or trainer.log_dir or trainer.default_root_dir
         Path(directory).mkdir(parents=True, exist_ok=True)
         self._rank = trainer.global_rank
-        self._file = open(stacks_file(directory, self._rank), "w", opener=open_to_write)  # noqa: SIM115  (threads write to it)
+        self._file = open(Path(directory, f"rank-{self._rank}.stacks"), "w", opener=open_to_write)  # noqa: SIM115  (threads write to it)
         # On the local disk, so that ranks don't write to a shared file system after each step.
         self._heartbeat = Heartbeat(directory, self._rank) if launched and trainer.num_nodes == 1 else None
         self._set_limit(self.first_timeout_seconds or self.timeout_seconds)
@@ -191,14 +191,13 @@ def _working_seconds() -> float:
     return time.process_time() + waited / 1e9
 
 
-def end_stopped_siblings(directory: str) -> list[int]:
-    """Kill the stopped ranks of this rank's torchrun and return their process ids.
+def end_stopped_siblings(directory: str) -> None:
+    """Kill the stopped ranks of this rank's torchrun.
 
     Stopped ranks can't end themselves, and torchrun gives each of them half a minute.
     """
     if here().launcher != "torchrun":
-        return []
-    ended = []
+        return
     for process in Path("/proc").iterdir() if Path("/proc/self/stat").exists() else ():
         with contextlib.suppress(OSError, ValueError, IndexError):
             state, parent = (process / "stat").read_text().rpartition(")")[2].split()[:2]
@@ -209,8 +208,6 @@ def end_stopped_siblings(directory: str) -> list[int]:
             )[b"RANK"]
             mark_stopped(directory, int(rank))
             os.kill(int(process.name), signal.SIGKILL)
-            ended.append(int(process.name))
-    return ended
 
 
 def compare_collectives_after_a_hang() -> bool:

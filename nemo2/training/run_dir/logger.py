@@ -15,7 +15,7 @@ from lightning.pytorch.loggers import Logger, TensorBoardLogger
 from nemo2.checkpoint.leftovers import publish_written
 from nemo2.config.capture import configurable
 from nemo2.errors import ConfigError
-from nemo2.training.run_dir.callback import ReportCallback, RunDirectoryCallback
+from nemo2.training.run_dir.callback import RunDirectoryCallback
 from nemo2.training.run_dir.directory import (
     RUN_DIR_FILE_VARIABLE,
     RunDirectory,
@@ -135,7 +135,9 @@ class NeMoLogger:
 
         Errors are raised before the trainer and the directory are changed.
         """
-        files = self._checked_files()
+        files = [Path(file).expanduser() for file in self.files_to_copy or []]
+        if problems := problems_of_copies(files):
+            raise ConfigError("\n".join(problems))
         if self.explicit_log_dir and (self.log_dir or self.version):
             logger.warning("log.explicit_log_dir is set, so log.log_dir, log.name and log.version have no effect.")
         directory = choose_directory(
@@ -165,15 +167,11 @@ class NeMoLogger:
             warn_on_console()
         metrics = self._install_loggers(directory, trainer)
         self._install_checkpoint(directory, trainer)
-        self._install_callback(directory, trainer, metrics, resume_if_exists=resume_if_exists)
+        others = [item for item in trainer.callbacks if not isinstance(item, RunDirectoryCallback)]
+        first = RunDirectoryCallback(directory, metrics, resume_if_exists=resume_if_exists)
+        trainer.callbacks[:] = [first, *others]
         logger.info("run directory: %s", directory.log_dir)
         return directory
-
-    def _checked_files(self) -> list[Path]:
-        files = [Path(file).expanduser() for file in self.files_to_copy or []]
-        if problems := problems_of_copies(files):
-            raise ConfigError("\n".join(problems))
-        return files
 
     def _write_files(self, directory: RunDirectory, *, trainer: Any, files: list[Path], task_config: Any) -> None:
         write_environment(directory.log_dir, world_size=trainer.world_size)
@@ -227,13 +225,6 @@ class NeMoLogger:
             # Both our callback and Lightning's have the base class `Checkpoint`, which defines no directory.
             if isinstance(callback, Checkpoint):
                 _complete_checkpoint(callback, directory)
-
-    def _install_callback(
-        self, directory: RunDirectory, trainer: Any, metrics: JSONLLogger, *, resume_if_exists: bool
-    ) -> None:
-        others = [item for item in trainer.callbacks if not isinstance(item, RunDirectoryCallback | ReportCallback)]
-        first = RunDirectoryCallback(directory, metrics, resume_if_exists=resume_if_exists)
-        trainer.callbacks[:] = [first, *others, ReportCallback(directory, metrics)]
 
 
 def _complete_checkpoint(callback: Any, directory: RunDirectory) -> None:

@@ -8,6 +8,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from nemo2.base.files import open_to_write, replacing
@@ -96,6 +97,12 @@ def series(records: list[dict[str, Any]], name: str) -> list[tuple[int, float]]:
         if name in record and "step" in record and isinstance(record[name], int | float):
             values[record["step"]] = float(record[name])
     return sorted(values.items())
+
+
+def median_of(records: list[dict[str, Any]], name: str) -> float | None:
+    """The median of the finite values under ``name``. None: there are none."""
+    values = [value for _, value in series(records, name) if math.isfinite(value)]
+    return median(values) if values else None
 
 
 def by_step_done(points: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:

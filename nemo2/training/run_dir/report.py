@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 from nemo2.base.columns import byte_size
@@ -35,6 +34,7 @@ from nemo2.training.run_dir.records import (
     RECIPE_FILE,
     REPORT_FILE,
     by_step_done,
+    median_of,
     read_metrics,
     resumptions,
     series,
@@ -62,8 +62,8 @@ def write_report(run_dir: str | os.PathLike[str]) -> Path:
 
 def render_report(directory: Path, records: list[dict[str, Any]]) -> str:
     """The page as text."""
-    effective = _load(directory / EFFECTIVE_FILE, read_yaml)
-    environment = _load(directory / ENVIRONMENT_FILE, read_json)
+    effective = read_mapping(directory / EFFECTIVE_FILE, read_yaml)
+    environment = read_mapping(directory / ENVIRONMENT_FILE, read_json)
     files = [(EFFECTIVE_FILE, "Effective configuration"), (RECIPE_FILE, "Recipe")]
     shown = [
         details(title, file, (directory / file).read_text(encoding="utf-8", errors="replace"))
@@ -75,7 +75,7 @@ def render_report(directory: Path, records: list[dict[str, Any]]) -> str:
         _cards(records, effective, finished_steps(directory, records)),
         section("Curves", _charts(records, resumed_marks(directory))),
         section("Settings", _settings(effective)),
-        *_changes(_load(directory / CHANGES_FILE, read_json)),
+        *_changes(read_mapping(directory / CHANGES_FILE, read_json)),
         section("Checkpoints", _checkpoints(directory / "checkpoints")),
         section("Environment", _environment(environment), *shown),
         subtitle=str(directory.absolute()),
@@ -163,8 +163,6 @@ def finished_steps(directory: Path, records: list[dict[str, Any]]) -> int:
 def _cards(records: list[dict[str, Any]], effective: Mapping[str, Any], done: int) -> str:
     losses = series(records, "reduced_train_loss")
     validation = series(records, "val_loss")
-    timings = [value for _, value in series(records, "train_step_timing") if math.isfinite(value)]
-    speeds = [value for _, value in series(records, "tokens_per_second") if math.isfinite(value)]
     samples = series(records, "consumed_samples")
     sequence = (effective.get("data") or {}).get("seq_length")
     planned = planned_steps(effective)
@@ -176,10 +174,10 @@ def _cards(records: list[dict[str, Any]], effective: Mapping[str, Any], done: in
     if validation:
         step, best = min(validation, key=lambda point: (not math.isfinite(point[1]), point[1]))
         shown.append((f"{best:.4g}", f"best validation loss, step {step + 1:,}"))
-    if timings:
-        shown.append((f"{median(timings):.3g} s", "per step, median"))
-    if speeds:
-        shown.append((short_number(median(speeds)), "tokens per second, median"))
+    if (seconds := median_of(records, "train_step_timing")) is not None:
+        shown.append((f"{seconds:.3g} s", "per step, median"))
+    if (speed := median_of(records, "tokens_per_second")) is not None:
+        shown.append((short_number(speed), "tokens per second, median"))
     if samples:
         consumed = samples[-1][1]
         tokens = f", {short_number(consumed * sequence)} tokens" if isinstance(sequence, int) else ""
@@ -245,7 +243,7 @@ def _text(value: Any) -> str:
     return value.rsplit(".", 1)[-1] if isinstance(value, str) and value.startswith("nemo2.") else str(value)
 
 
-def _load(path: Path, read: Callable[[Path], Any]) -> dict[str, Any]:
+def read_mapping(path: Path, read: Callable[[Path], Any]) -> dict[str, Any]:
     """The contents of a file as a mapping. {}: the file is missing, incomplete or of another kind."""
     try:
         loaded = read(path)

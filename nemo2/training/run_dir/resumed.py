@@ -10,7 +10,7 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities.rank_zero import rank_zero_info  # pyright: ignore[reportPrivateImportUsage]
 
 from nemo2.base.advice import new_name
-from nemo2.checkpoint.changes import changes_since, misfit
+from nemo2.checkpoint.changes import changes_since, unfit_message
 from nemo2.errors import CheckpointError
 from nemo2.training.run_dir.records import CHANGES_FILE, write_text
 
@@ -39,7 +39,7 @@ class ResumedRecipe(Callback):
             changes_since(self.checkpoint, trainer) if trainer.is_global_zero else None
         )
         if changes.unfit and not self.accept_changes:
-            raise CheckpointError(misfit(self.checkpoint, changes.unfit))
+            raise CheckpointError(unfit_message(self.checkpoint, changes.unfit))
         if trainer.is_global_zero:
             write_text(self.log_dir / CHANGES_FILE, json.dumps(changes.to_dict(), indent=1) + "\n")
             if changes:

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any, Optional
 
 from nemo2.checkpoint.directory import Manifest, finished
 from nemo2.checkpoint.foreign_files import read_yaml
-from nemo2.errors import CheckpointError, DataError
+from nemo2.errors import DataError
 from nemo2.report.pictures.charts import Series, line_chart
 from nemo2.report.pictures.svg import standalone
 from nemo2.training.run_dir.effective import planned_steps
 from nemo2.training.run_dir.records import EFFECTIVE_FILE, METRICS_FILE, REPORT_FILE, by_step_done, read_metrics, series
-from nemo2.training.run_dir.report import finished_steps, resumed_marks, write_report
+from nemo2.training.run_dir.report import finished_steps, read_mapping, resumed_marks, write_report
 
 if TYPE_CHECKING:
     import pandas
@@ -77,11 +77,7 @@ class RunFolder(type(Path())):
     @property
     def effective(self) -> dict[str, Any]:
         """The effective configuration, from ``effective_config.yaml``. {} before the first step."""
-        try:
-            effective = read_yaml(self / EFFECTIVE_FILE)
-        except (CheckpointError, OSError):
-            return {}
-        return effective if isinstance(effective, dict) else {}
+        return read_mapping(self / EFFECTIVE_FILE, read_yaml)
 
     @property
     def checkpoints(self) -> list[Path]:

@@ -44,9 +44,9 @@ from nemo2.checkpoint.auto_resume import RestoreConfig
 from nemo2.checkpoint.changes import inputs_of, settings_of
 from nemo2.checkpoint.context import release_of, write_context
 from nemo2.checkpoint.directory import Manifest, ckpt_to_dir, read_manifest, versions
-from nemo2.checkpoint.forms.form import Form
+from nemo2.checkpoint.forms.form import Form, digest_of_base
 from nemo2.checkpoint.io import MegatronCheckpointIO
-from nemo2.checkpoint.paths import digest_of, missing
+from nemo2.checkpoint.paths import missing
 from nemo2.checkpoint.random_state import load_random_state
 from nemo2.config.notices import announce_machine_settings
 from nemo2.data.batch_sampler import EvalBatchSampler
@@ -77,8 +77,6 @@ from nemo2.training.strategies.world import (
 )
 
 _log = logging.getLogger(__name__)
-_digest_of_base = functools.cache(digest_of)
-"""Computed once, because the base of a run doesn't change."""
 _MODES = {"validate": "validation", "sanity_check": "validation", "test": "test", "predict": "predict"}
 """The data sampler's modes by Lightning's stage. Others train."""
 
@@ -743,7 +741,7 @@ class BaseStrategy(DDPStrategy):
             weights_only=weights_only,
             settings=settings_of(self.trainer) | inputs_of(self.trainer),
             part_of=None if self.form.part is None else str(self.form.base),
-            part_of_digest="" if self.form.part is None else self.digest_of(self.form.base),
+            part_of_digest="" if self.form.part is None else digest_of_base(str(self.form.base)),
             versions=versions(),
             **(options.get("run") or {}),
         )
@@ -763,11 +761,6 @@ class BaseStrategy(DDPStrategy):
         begun = restore.path if restore is not None and restore.load_model_state else None
         paths = [str(path) for path in (self._loaded, begun) if path]
         return next((release for path in paths if (release := release_of(path)) is not None), None)
-
-    def digest_of(self, base: Optional[Union[str, Path]]) -> str:
-        """The digest of the weights at ``base``, a checkpoint or released weights. "": there are none, or they
-        aren't on this machine."""
-        return "" if base is None else _digest_of_base(str(base))
 
     def remove_checkpoint(self, filepath: Union[str, Path]) -> None:
         if self.is_global_zero:

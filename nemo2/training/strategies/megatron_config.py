@@ -111,22 +111,13 @@ def unify_num_instances(instances: int, ddp_config: DistributedDataParallelConfi
     return instances
 
 
-def refuse_unsupported_values(arguments: Mapping[str, Any]) -> None:
-    """Raise an error for each argument whose value Megatron-Core doesn't support."""
+def refuse_unsupported_arguments(arguments: Mapping[str, Any]) -> None:
+    """Raise an error for each argument that Megatron-Core has removed or that nemo2 replaces, and for each value that
+    Megatron-Core doesn't support."""
     allowed: dict[str, tuple[Any, ...]] = {
         "pipeline_model_parallel_comm_backend": (None, "nccl", "ucc"),
         "megatron_log_level": (0, 1, 2),
     }
-    if problems := [
-        f"strategy.{name}={arguments[name]!r}: must be {', '.join(map(repr, values[:-1]))} or {values[-1]!r}."
-        for name, values in allowed.items()
-        if arguments[name] not in values
-    ]:
-        raise ConfigError(" ".join(problems))
-
-
-def refuse_removed_arguments(arguments: Mapping[str, Any]) -> None:
-    """Raise an error for each argument that Megatron-Core has removed or that nemo2 replaces."""
     why = {
         "moe_extended_tp": "Megatron-Core no longer supports it. Set expert_tensor_parallel_size to shard experts",
         "encoder_tensor_model_parallel_size": (
@@ -141,11 +132,15 @@ def refuse_removed_arguments(arguments: Mapping[str, Any]) -> None:
         ),
         "gradient_as_bucket_view": "in Megatron-Core, gradients are always views of its buffers. Leave it unset",
     }
-    harmless = {"gradient_as_bucket_view": True}
     problems = [
         f"strategy.{name}={arguments[name]!r}: {reason}."
         for name, reason in why.items()
-        if bool(arguments[name]) != harmless.get(name, False)
+        if bool(arguments[name]) != (name == "gradient_as_bucket_view")
+    ]
+    problems += [
+        f"strategy.{name}={arguments[name]!r}: must be {', '.join(map(repr, values[:-1]))} or {values[-1]!r}."
+        for name, values in allowed.items()
+        if arguments[name] not in values
     ]
     if problems:
         raise ConfigError(" ".join(problems))

@@ -14,15 +14,14 @@ from typing import Any, ClassVar, Optional
 
 import lightning.pytorch as pl
 import torch
-from lightning.fabric.plugins import CheckpointIO, ClusterEnvironment
+from lightning.fabric.plugins import CheckpointIO
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import nn
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel, MixedPrecisionPolicy
 
-from nemo2.checkpoint.auto_resume import RestoreConfig
 from nemo2.checkpoint.forms.dtensors import DTensorForm
 from nemo2.checkpoint.forms.form import Part
-from nemo2.checkpoint.torch_io import TorchCheckpointIO
+from nemo2.checkpoint.torch_io import torch_checkpoint_io
 from nemo2.config.derivations import apply
 from nemo2.config.notices import announce_machine_settings
 from nemo2.config.provenance import adjust_to
@@ -62,9 +61,8 @@ class TorchShardedStrategy(BaseStrategy):
 
     Args:
         layout: Only ``tp`` and ``cp`` may differ from 1. All ranks that don't share tensors shard parameters.
-        data_sampler, checkpoint_io, parallel_devices, cluster_environment, restore_config, ckpt_load_optimizer,
-            ckpt_save_optimizer, ckpt_save_part, replace_progress_bar, progress_interval: As in `MegatronStrategy`.
-        process_group_backend: The backend of torch.distributed. None: NCCL on GPUs, else gloo.
+        checkpoint_io, ckpt_load_optimizer, ckpt_save_optimizer, ckpt_save_part: As in `MegatronStrategy`.
+        options: The arguments of `BaseStrategy`.
     """
 
     sharded_by_torch: ClassVar[bool] = True
@@ -75,37 +73,18 @@ class TorchShardedStrategy(BaseStrategy):
         self,
         *,
         layout: Layout,
-        data_sampler: Optional[Any],
-        parallel_devices: Optional[list[torch.device]],
-        cluster_environment: Optional[ClusterEnvironment],
         checkpoint_io: Optional[CheckpointIO],
-        process_group_backend: Optional[str],
-        restore_config: Optional[RestoreConfig],
         ckpt_load_optimizer: bool,
         ckpt_save_optimizer: bool,
         ckpt_save_part: Optional[Part],
-        replace_progress_bar: bool,
-        progress_interval: int,
+        **options: Any,
     ) -> None:
-        super().__init__(
-            parallel_devices=parallel_devices,
-            cluster_environment=cluster_environment,
-            data_sampler=data_sampler,
-            restore_config=restore_config,
-            replace_progress_bar=replace_progress_bar,
-            progress_interval=progress_interval,
-            process_group_backend=process_group_backend,
-        )
-        if checkpoint_io is not None and not isinstance(checkpoint_io, TorchCheckpointIO):
-            raise ConfigError(
-                f"strategy.checkpoint_io={type(checkpoint_io).__name__}: {type(self).__name__} requires a "
-                "TorchCheckpointIO. Leave checkpoint_io unset, or pass a subclass of TorchCheckpointIO."
-            )
+        super().__init__(**options)
         self.layout = layout
         self.form = self.form_of_checkpoints(
             self, load_optimizer=ckpt_load_optimizer, save_optimizer=ckpt_save_optimizer, part=ckpt_save_part
         )
-        self._checkpoint_io = checkpoint_io or TorchCheckpointIO()
+        self._checkpoint_io = torch_checkpoint_io(checkpoint_io, strategy=type(self).__name__)
 
     ckpt_load_optimizer = _form_setting("load_optimizer", "Whether a load includes the optimizer's state.")
     ckpt_save_optimizer = _form_setting("save_optimizer", "Whether saves include the optimizer's state.")
@@ -232,12 +211,13 @@ class TorchShardedStrategy(BaseStrategy):
 
 
 def shared_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments that a subclass passes on unchanged, by name: those of `TorchShardedStrategy` except ``layout``.
+    """The arguments that a subclass passes on unchanged, by name: those of `TorchShardedStrategy` and `BaseStrategy`.
 
     Each subclass repeats them in its own signature, because recipes are checked against the signature.
     """
-    own = inspect.signature(TorchShardedStrategy.__init__).parameters
-    return {name: arguments[name] for name in own if name not in ("self", "layout")}
+    inherited = (TorchShardedStrategy.__init__, BaseStrategy.__init__)
+    names = {name for initialize in inherited for name in inspect.signature(initialize).parameters} - {"self"}
+    return {name: value for name, value in arguments.items() if name in names}
 
 
 def _parallelism(layout: Layout) -> ParallelismConfig:

@@ -161,15 +161,15 @@ def with_another_base(directory: str) -> list[str]:
     import torch
     from safetensors.torch import load_file, save_file
 
+    from nemo2.checkpoint.forms.form import digest_of_base
     from nemo2.hugging_face.api import import_ckpt
-    from nemo2.training.strategies import base
 
     said = []
     folder = Path(released(directory, "llama"))
     tensors = load_file(folder / "model.safetensors")
     tensors = {name: tensor + 0.01 * torch.randn_like(tensor) for name, tensor in tensors.items()}
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    base._digest_of_base.cache_clear()
+    digest_of_base.cache_clear()
     shutil.rmtree(f"{directory}/base")
     import_ckpt(None, str(folder), f"{directory}/base")
     for place in ("ours", "over ours"):

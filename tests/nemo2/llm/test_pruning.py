@@ -192,7 +192,7 @@ def test_sizes_that_cannot_be_are_refused(to: dict[str, Any], words: str) -> Non
 
     model = small_runs.build_llama()
     with pytest.raises(ConfigError, match=words):
-        Sizes.of(model, PruningConfig(**to))
+        Sizes(model.config, PruningConfig(**to))
 
 
 def test_what_is_not_pruned_is_refused(tmp_path: Path) -> None:
@@ -215,4 +215,4 @@ def test_layouts_without_whole_layers_are_refused(to: dict[str, Any], layout: di
     from nemo2.llm.pruned import PruningConfig, Sizes
 
     with pytest.raises(ConfigError, match=words):
-        Sizes.of(small_runs.build_llama(), PruningConfig(**to)).refuse_layout(**layout)
+        Sizes(small_runs.build_llama().config, PruningConfig(**to)).refuse_layout(**layout)
