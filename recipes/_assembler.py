@@ -165,6 +165,7 @@ class PretrainRecipe:
         Raises:
             ConfigError: another precision, or both names of the expert-parallel size.
         """
+        arguments = arguments_of(locals())
         from nemo2 import MegatronStrategy, Trainer
         from nemo2.config import Config
 
@@ -209,14 +210,7 @@ class PretrainRecipe:
         set_fields(strategy, {k: v for k, v in STRATEGY_SETTINGS.items() if k not in self.strategy})
         set_fields(trainer, {k: v for k, v in TRAINER_SETTINGS.items() if k not in self.trainer_settings})
         _set_arguments(strategy, ckpt_async_save=ckpt_async_save)
-        _set_arguments(
-            trainer,
-            accumulate_grad_batches=accumulate_grad_batches,
-            limit_test_batches=limit_test_batches,
-            limit_val_batches=limit_val_batches,
-            log_every_n_steps=log_every_n_steps,
-            val_check_interval=val_check_interval,
-        )
+        _set_arguments(trainer, **{name: arguments[name] for name in TRAINER_SETTINGS if name in arguments})
         trainer.plugins = load(self.precision if precision is AS_STATED else _factory_of(precision))()
         if callbacks is None and self.timed:
             callbacks = self._own_callbacks()
@@ -263,14 +257,7 @@ class PretrainRecipe:
         Raises:
             ConfigError: ``performance_mode`` of a recipe that has none.
         """
-        return self._assemble(
-            dir=dir,
-            name=name,
-            performance_mode=performance_mode,
-            fn=fn,
-            num_nodes=num_nodes,
-            num_gpus_per_node=num_gpus_per_node,
-        )
+        return self._assemble(**arguments_of(locals()))
 
     @configurable
     def pretrain_recipe_performance(
@@ -282,14 +269,7 @@ class PretrainRecipe:
         fn: Optional[Callable[..., Any]] = None,
     ) -> "_typed.Pretraining[Any, Any]":
         """`pretrain_recipe` in performance mode, under the name of some of NeMo 2.0's recipes."""
-        return self._assemble(
-            dir=dir,
-            name=name,
-            performance_mode=True,
-            fn=fn,
-            num_nodes=num_nodes,
-            num_gpus_per_node=num_gpus_per_node,
-        )
+        return self._assemble(**arguments_of(locals()), performance_mode=True)
 
     def _assemble(
         self,
@@ -414,6 +394,11 @@ def caller() -> tuple[str, int]:
 
 _MACHINERY = [str(Path(__file__).with_name(name)) for name in ("_assembler.py", "_finetuning.py", "_signatures.py")]
 _MACHINERY += [dataclasses.__file__, "<string>"]  # the constructors that dataclasses write
+
+
+def arguments_of(local_variables: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of a method, from its local variables at its first line."""
+    return {name: value for name, value in local_variables.items() if name != "self"}
 
 
 def _or(argument: Any, stated: Any) -> Any:

@@ -2,58 +2,33 @@
 """The factories that overrides find by name (`nemo2.config.factories`), by the kind of part that they create."""
 
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Any
 
+from nemo2 import recipes
 from nemo2.config.factories import Source
 
 
-def _functions(home: str) -> Callable[[], Iterable[str]]:
-    def names() -> list[str]:
-        functions = inspect.getmembers(import_module(home), inspect.isfunction)
-        return [name for name, function in functions if function.__module__ == home and not name.startswith("_")]
-
-    return names
+def _public_functions(module: Any) -> list[str]:
+    functions = inspect.getmembers(module, inspect.isfunction)
+    return [name for name, function in functions if function.__module__ == module.__name__ and not name.startswith("_")]
 
 
-def _from(home: str, gives: str, names: Iterable[str] | None = None) -> Source:
-    """The functions and classes of a module. ``names=None``: its public functions."""
-    listed = _functions(home) if names is None else lambda: names
+def _from(home: str, gives: str, names: Sequence[str] | Callable[[Any], Sequence[str]] = _public_functions) -> Source:
+    """The functions and classes of a module that ``names`` lists. A function lists them when they are first needed."""
+    listed = (lambda: names(import_module(home))) if callable(names) else lambda: names
     return Source(gives, listed, lambda name: getattr(import_module(home), name))
 
 
-def _recipes() -> list[str]:
-    from nemo2 import recipes
-
-    return recipes.names()
-
-
 def _of_recipe(part: str) -> Callable[[str], Callable[..., Any]]:
-    def load(name: str) -> Callable[..., Any]:
-        from nemo2 import recipes
-
-        return getattr(recipes.get(name), part)
-
-    return load
-
-
-def _callbacks() -> list[str]:
-    from nemo2 import callbacks
-
-    return list(vars(callbacks)["__all__"])
+    return lambda name: getattr(recipes.get(name), part)
 
 
 def _peft_methods() -> dict[str, Any]:
     from nemo2.llm.peft import PEFT_STR2CLS
 
     return PEFT_STR2CLS
-
-
-def _schedules() -> list[str]:
-    from nemo2.mcore.optim import lr_scheduler
-
-    return [name for name in vars(lr_scheduler) if name.endswith("Scheduler")]
 
 
 _LOG = "nemo2.recipes.log.default"
@@ -63,8 +38,8 @@ _DATA = "nemo2.data.base:MegatronDataModule"
 _CALLBACK = "lightning.pytorch.callbacks:Callback"
 
 SOURCES = [
-    Source("nemo2.models.gpt:GPTModel", _recipes, _of_recipe("model")),
-    Source("nemo2.training.trainer:Trainer", _recipes, _of_recipe("trainer")),
+    Source("nemo2.models.gpt:GPTModel", recipes.names, _of_recipe("model")),
+    Source("nemo2.training.trainer:Trainer", recipes.names, _of_recipe("trainer")),
     _from("nemo2", "lightning.pytorch.strategies:Strategy", ["MegatronStrategy", "FSDP2Strategy", "FSDPStrategy"]),
     _from("nemo2.recipes.precision.mixed_precision", "nemo2.mcore.precision:MegatronMixedPrecision"),
     _from("nemo2.recipes.optim.adam", _OPTIMIZER),
@@ -72,10 +47,10 @@ SOURCES = [
     _from("nemo2.mcore.optim.pytorch", _TORCH_OPTIMIZER, ["PytorchOptimizerModule"]),
     _from("nemo2.mcore.optim.distributed_fused_adam", _OPTIMIZER, ["distributed_fused_adam"]),
     _from("nemo2.mcore.optim.megatron", _OPTIMIZER, ["MegatronOptimizerModule"]),
-    Source(
+    _from(
+        "nemo2.mcore.optim.lr_scheduler",
         "nemo2.mcore.optim.lr_scheduler:WarmupAnnealingScheduler",
-        _schedules,
-        lambda name: getattr(import_module("nemo2.mcore.optim.lr_scheduler"), name),
+        lambda module: [name for name in vars(module) if name.endswith("Scheduler")],
     ),
     _from(_LOG, "nemo2.training.run_dir.logger:NeMoLogger", ["default_log"]),
     _from(_LOG, "nemo2.checkpoint.auto_resume:AutoResume", ["default_resume"]),
@@ -92,8 +67,8 @@ SOURCES = [
         "nemo2.data.tokenizer:Tokenizer",
         ["AutoTokenizer", "BPETokenizer", "ByteTokenizer", "GPT2BPETokenizer", "NullTokenizer"],
     ),
-    Source("nemo2.models.peft.base:PEFT", lambda: _peft_methods(), lambda name: _peft_methods()[name]),
+    Source("nemo2.models.peft.base:PEFT", _peft_methods, lambda name: _peft_methods()[name]),
     _from("nemo2.llm", "nemo2.data.finetuning.packing:PackedSequenceSpecs", ["PackedSequenceSpecs"]),
     _from("nemo2.recipes.callbacks.common", _CALLBACK),
-    Source(_CALLBACK, _callbacks, lambda name: getattr(import_module("nemo2.callbacks"), name)),
+    _from("nemo2.callbacks", _CALLBACK, lambda module: module.__all__),
 ]

@@ -5,6 +5,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from nemo2.base.names import did_you_mean
+from nemo2.errors import ConfigError
 from nemo2.recipes._shipped import names
 
 if TYPE_CHECKING:
@@ -44,9 +46,6 @@ def _found(name: str) -> Any:
         return _own.load_path(name)
     own, _ = _own.sources()
     if name not in own:
-        from nemo2.base.names import did_you_mean
-        from nemo2.errors import ConfigError
-
         file = Path(f"{name}.py")
         here = f" There is a file {file} in this folder. To use it, write ./{file}." if file.is_file() else ""
         hint = did_you_mean(name, [*shipped, *own])

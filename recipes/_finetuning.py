@@ -112,6 +112,11 @@ class FinetuneRecipe:
         return self.of.name
 
     @property
+    def factories(self) -> tuple[Callable[..., Any], ...]:
+        """``model, trainer, pretrain_recipe, finetune_recipe``, the functions of a recipe's module."""
+        return self.of.model, self.of.trainer, self.of.pretrain_recipe, self.finetune_recipe
+
+    @property
     def schemes(self) -> tuple[str, ...]:
         """The schemes, with the default first."""
         return SCHEMES

@@ -21,7 +21,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any, NamedTuple, Optional
 
 from nemo2.base.names import did_you_mean
@@ -112,16 +112,6 @@ class OwnRecipe:
             raise ConfigError(f"{self.origin}: {name}() failed with {_error_with_line(error)}") from error
 
 
-class _Named:
-    """A single name of a module, with the interface of a module."""
-
-    def __init__(self, value: Any) -> None:
-        if isinstance(value, PretrainRecipe):
-            self.RECIPE = value
-        elif callable(value):
-            self.pretrain_recipe = value
-
-
 def sources() -> tuple[dict[str, Source], list[str]]:
     """Every recipe outside this package by name, and a line for each that can't be reached by name.
 
@@ -205,7 +195,8 @@ def _recipe(module: ModuleType, name: Optional[str], *, origin: str) -> OwnRecip
         if not hasattr(module, name):
             public = [one for one in vars(module) if not one.startswith("_")]
             raise ConfigError(f"{origin}: {module.__name__} has no {name!r}{did_you_mean(name, public)}")
-        home = _Named(getattr(module, name))
+        value = getattr(module, name)
+        home = SimpleNamespace(**{"RECIPE" if isinstance(value, PretrainRecipe) else "pretrain_recipe": value})
     facts = getattr(home, "RECIPE", None)
     if facts is not None and not isinstance(facts, PretrainRecipe):
         raise ConfigError(f"{origin}: RECIPE is a {type(facts).__name__}, but must be a PretrainRecipe.")

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Optional
 
 from nemo2.errors import ConfigError
-from nemo2.recipes._assembler import AS_STATED, PretrainRecipe
+from nemo2.recipes._assembler import AS_STATED, PretrainRecipe, arguments_of
 from nemo2.recipes._finetuning import FinetuneRecipe, On, known_scheme
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class KeywordRecipe(PretrainRecipe):
         Raises:
             ConfigError: another precision, or ``performance_mode`` of a recipe that has none.
         """
-        return self._assemble(**_arguments(locals()))
+        return self._assemble(**arguments_of(locals()))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,7 +128,7 @@ class HybridRecipe(PretrainRecipe):
         Raises:
             ConfigError: both tokenizers are given, or ``performance_mode`` of a recipe that has none.
         """
-        arguments = _arguments(locals())
+        arguments = arguments_of(locals())
         tokenizer = arguments.pop("tokenizer_model"), arguments.pop("vocab_file")
         if tokenizer != (None, None):
             arguments["tokenizer"] = self.tokenizer(*tokenizer)
@@ -209,7 +209,7 @@ class HybridFinetune(FinetuneRecipe):
             ConfigError: another scheme, both tokenizers are given, the two names of a size have different values, or
                 ``performance_mode`` of a recipe that has none.
         """
-        arguments = _arguments(locals())
+        arguments = arguments_of(locals())
         from nemo2.config import Config, Partial
         from nemo2.data.finetuning.published import SquadDataModule
         from nemo2.llm.api import finetune
@@ -251,8 +251,3 @@ _SECOND_NAMES = {
     "tensor_parallelism": "tensor_model_parallel_size",
     "pipeline_parallelism": "pipeline_model_parallel_size",
 }
-
-
-def _arguments(local_variables: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of a method, from its local variables at its first line."""
-    return {name: value for name, value in local_variables.items() if name != "self"}

@@ -18,5 +18,4 @@ FINETUNE = FinetuneRecipe(
     full=On(tp=8, pp=4, sp=True, nodes=8),
 )
 
-model, trainer, pretrain_recipe = RECIPE.model, RECIPE.trainer, RECIPE.pretrain_recipe
-finetune_recipe = FINETUNE.finetune_recipe
+model, trainer, pretrain_recipe, finetune_recipe = FINETUNE.factories

@@ -10,5 +10,4 @@ FINETUNE = FinetuneRecipe(
     of=RECIPE, weights="google/gemma-2-27b", lora=On(tp=4), full=On(tp=8, pp=2, nodes=2), dataset={"add_bos": True}
 )
 
-model, trainer, pretrain_recipe = RECIPE.model, RECIPE.trainer, RECIPE.pretrain_recipe
-finetune_recipe = FINETUNE.finetune_recipe
+model, trainer, pretrain_recipe, finetune_recipe = FINETUNE.factories

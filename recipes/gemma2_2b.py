@@ -6,5 +6,4 @@ from nemo2.recipes._families import FinetuneRecipe, Layout, gemma2
 RECIPE = gemma2(name="gemma2_2b", config_class="Gemma2Config2B", parameters=2.61e9, layout=Layout(tp=2))
 FINETUNE = FinetuneRecipe(of=RECIPE, weights="google/gemma-2-2b", dataset={"add_bos": True})
 
-model, trainer, pretrain_recipe = RECIPE.model, RECIPE.trainer, RECIPE.pretrain_recipe
-finetune_recipe = FINETUNE.finetune_recipe
+model, trainer, pretrain_recipe, finetune_recipe = FINETUNE.factories

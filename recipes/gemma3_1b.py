@@ -6,6 +6,5 @@ from nemo2.recipes._families import RANK_8, FinetuneRecipe, gemma3
 RECIPE = gemma3(name="gemma3_1b", config_class="Gemma3Config1B", parameters=1.0e9, vocabulary=262_144, max_steps=10)
 FINETUNE = FinetuneRecipe(of=RECIPE, weights="google/gemma-3-1b-pt", **RANK_8)
 
-model, trainer, pretrain_recipe = RECIPE.model, RECIPE.trainer, RECIPE.pretrain_recipe
-finetune_recipe = FINETUNE.finetune_recipe
+model, trainer, pretrain_recipe, finetune_recipe = FINETUNE.factories
 gemma3_trainer = trainer

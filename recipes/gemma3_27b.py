@@ -13,5 +13,4 @@ RECIPE = gemma3(
 )
 FINETUNE = FinetuneRecipe(of=RECIPE, weights="google/gemma-3-27b-pt", lora=On(tp=2), full=On(tp=8))
 
-model, trainer, pretrain_recipe = RECIPE.model, RECIPE.trainer, RECIPE.pretrain_recipe
-finetune_recipe = FINETUNE.finetune_recipe
+model, trainer, pretrain_recipe, finetune_recipe = FINETUNE.factories

@@ -8,5 +8,4 @@ RECIPE = gemma3(
 )
 FINETUNE = FinetuneRecipe(of=RECIPE, weights="google/gemma-3-4b-pt", lora=On(tp=1), full=On(tp=2))
 
-model, trainer, pretrain_recipe = RECIPE.model, RECIPE.trainer, RECIPE.pretrain_recipe
-finetune_recipe = FINETUNE.finetune_recipe
+model, trainer, pretrain_recipe, finetune_recipe = FINETUNE.factories

@@ -6,6 +6,5 @@ from nemo2.recipes._families import FinetuneRecipe, Layout, On, gemma
 RECIPE = gemma(name="gemma_7b", config_class="GemmaConfig7B", parameters=8.54e9, layout=Layout(tp=2, cp=2))
 FINETUNE = FinetuneRecipe(of=RECIPE, weights="google/gemma-7b", full=On(tp=2), dataset={"add_bos": True})
 
-model, trainer, pretrain_recipe = RECIPE.model, RECIPE.trainer, RECIPE.pretrain_recipe
-finetune_recipe = FINETUNE.finetune_recipe
+model, trainer, pretrain_recipe, finetune_recipe = FINETUNE.factories
 pretrain_recipe_performance = RECIPE.pretrain_recipe_performance

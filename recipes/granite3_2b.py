@@ -6,5 +6,4 @@ from nemo2.recipes._families import FinetuneRecipe, granite3
 RECIPE = granite3(name="granite3_2b", config_class="Granite3Config2B", parameters=2.53e9)
 FINETUNE = FinetuneRecipe(of=RECIPE, weights="ibm-granite/granite-3.3-2b-base")
 
-model, trainer, pretrain_recipe = RECIPE.model, RECIPE.trainer, RECIPE.pretrain_recipe
-finetune_recipe = FINETUNE.finetune_recipe
+model, trainer, pretrain_recipe, finetune_recipe = FINETUNE.factories

@@ -10,5 +10,4 @@ FINETUNE = FinetuneRecipe(
     of=RECIPE, weights="ibm-granite/granite-3.0-3b-a800m-base", lora=On(ep=8), full=On(ep=8), peft=ATTENTION
 )
 
-model, trainer, pretrain_recipe = RECIPE.model, RECIPE.trainer, RECIPE.pretrain_recipe
-finetune_recipe = FINETUNE.finetune_recipe
+model, trainer, pretrain_recipe, finetune_recipe = FINETUNE.factories

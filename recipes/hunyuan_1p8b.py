@@ -6,5 +6,4 @@ from nemo2.recipes._families import FinetuneRecipe, hunyuan
 RECIPE = hunyuan(name="hunyuan_1p8b", config_class="HunyuanConfig1P8B", parameters=1.79e9)
 FINETUNE = FinetuneRecipe(of=RECIPE, weights="tencent/Hunyuan-1.8B-Pretrain")
 
-model, trainer, pretrain_recipe = RECIPE.model, RECIPE.trainer, RECIPE.pretrain_recipe
-finetune_recipe = FINETUNE.finetune_recipe
+model, trainer, pretrain_recipe, finetune_recipe = FINETUNE.factories

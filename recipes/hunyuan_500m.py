@@ -6,5 +6,4 @@ from nemo2.recipes._families import FinetuneRecipe, hunyuan
 RECIPE = hunyuan(name="hunyuan_500m", config_class="HunyuanConfig500M", parameters=0.539e9)
 FINETUNE = FinetuneRecipe(of=RECIPE, weights="tencent/Hunyuan-0.5B-Pretrain")
 
-model, trainer, pretrain_recipe = RECIPE.model, RECIPE.trainer, RECIPE.pretrain_recipe
-finetune_recipe = FINETUNE.finetune_recipe
+model, trainer, pretrain_recipe, finetune_recipe = FINETUNE.factories

@@ -21,6 +21,5 @@ FINETUNE = llama3_70b.FINETUNE.but(
     performance=partial(finetuned_in_stages, overlap_lora=False),
 )
 
-model, trainer, pretrain_recipe = RECIPE.model, RECIPE.trainer, RECIPE.pretrain_recipe
-finetune_recipe = FINETUNE.finetune_recipe
+model, trainer, pretrain_recipe, finetune_recipe = FINETUNE.factories
 pretrain_performance_optimizations = RECIPE.performance

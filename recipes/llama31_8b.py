@@ -16,6 +16,5 @@ RECIPE = llama31(
 )
 FINETUNE = llama2_7b.FINETUNE.but(of=RECIPE, weights="meta-llama/Llama-3.1-8B")
 
-model, trainer, pretrain_recipe = RECIPE.model, RECIPE.trainer, RECIPE.pretrain_recipe
-finetune_recipe = FINETUNE.finetune_recipe
+model, trainer, pretrain_recipe, finetune_recipe = FINETUNE.factories
 pretrain_performance_optimizations = RECIPE.performance

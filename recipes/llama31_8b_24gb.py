@@ -13,5 +13,4 @@ RECIPE = llama31_8b.RECIPE.but(
 )
 FINETUNE = llama31_8b.FINETUNE.but(of=RECIPE, lora=On(gpus_per_node=1), full=On(tp=8), fast_full=None, performance=None)
 
-model, trainer, pretrain_recipe = RECIPE.model, RECIPE.trainer, RECIPE.pretrain_recipe
-finetune_recipe = FINETUNE.finetune_recipe
+model, trainer, pretrain_recipe, finetune_recipe = FINETUNE.factories

@@ -14,6 +14,5 @@ RECIPE = llama_nemotron(
 )
 FINETUNE = llama31_70b.FINETUNE.but(of=RECIPE, weights="nvidia/Llama-3.1-Nemotron-70B-Instruct-HF")
 
-model, trainer, pretrain_recipe = RECIPE.model, RECIPE.trainer, RECIPE.pretrain_recipe
-finetune_recipe = FINETUNE.finetune_recipe
+model, trainer, pretrain_recipe, finetune_recipe = FINETUNE.factories
 pretrain_performance_optimizations = RECIPE.performance

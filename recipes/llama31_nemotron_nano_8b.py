@@ -13,6 +13,5 @@ RECIPE = llama_nemotron(
 )
 FINETUNE = llama31_8b.FINETUNE.but(of=RECIPE, weights="nvidia/Llama-3.1-Nemotron-Nano-8B-v1")
 
-model, trainer, pretrain_recipe = RECIPE.model, RECIPE.trainer, RECIPE.pretrain_recipe
-finetune_recipe = FINETUNE.finetune_recipe
+model, trainer, pretrain_recipe, finetune_recipe = FINETUNE.factories
 pretrain_performance_optimizations = RECIPE.performance

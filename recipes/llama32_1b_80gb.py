@@ -10,5 +10,4 @@ from nemo2.recipes._families import On
 RECIPE = llama32_1b.RECIPE.but(name="llama32_1b_80gb", gpus_per_node=1, global_batch_size=64, max_steps=47_000)
 FINETUNE = llama32_1b.FINETUNE.but(of=RECIPE, lora=On(gpus_per_node=1))
 
-model, trainer, pretrain_recipe = RECIPE.model, RECIPE.trainer, RECIPE.pretrain_recipe
-finetune_recipe = FINETUNE.finetune_recipe
+model, trainer, pretrain_recipe, finetune_recipe = FINETUNE.factories

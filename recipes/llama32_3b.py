@@ -6,5 +6,4 @@ from nemo2.recipes._families import RANK_8, FinetuneRecipe, llama32
 RECIPE = llama32(name="llama32_3b", config_class="Llama32Config3B", parameters=3.21e9)
 FINETUNE = FinetuneRecipe(of=RECIPE, weights="meta-llama/Llama-3.2-3B", **RANK_8)
 
-model, trainer, pretrain_recipe = RECIPE.model, RECIPE.trainer, RECIPE.pretrain_recipe
-finetune_recipe = FINETUNE.finetune_recipe
+model, trainer, pretrain_recipe, finetune_recipe = FINETUNE.factories

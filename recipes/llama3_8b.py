@@ -16,6 +16,5 @@ FINETUNE = FinetuneRecipe(
     of=RECIPE, weights="meta-llama/Meta-Llama-3-8B", full=On(tp=2), fast_full=On(), performance=finetuned, **RANK_8
 )
 
-model, trainer, pretrain_recipe = RECIPE.model, RECIPE.trainer, RECIPE.pretrain_recipe
-finetune_recipe = FINETUNE.finetune_recipe
+model, trainer, pretrain_recipe, finetune_recipe = FINETUNE.factories
 pretrain_performance_optimizations = RECIPE.performance

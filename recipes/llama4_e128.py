@@ -22,6 +22,5 @@ FINETUNE = FinetuneRecipe(
     **RANK_8,
 )
 
-model, trainer, pretrain_recipe = RECIPE.model, RECIPE.trainer, RECIPE.pretrain_recipe
-finetune_recipe = FINETUNE.finetune_recipe
+model, trainer, pretrain_recipe, finetune_recipe = FINETUNE.factories
 pretrain_performance_optimizations = RECIPE.performance

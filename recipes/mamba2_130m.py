@@ -6,6 +6,5 @@ from nemo2.recipes._families import HybridFinetune, mamba2
 RECIPE = mamba2(name="mamba2_130m", config_class="BaseMambaConfig130M", parameters=0.129e9)
 FINETUNE = HybridFinetune(of=RECIPE, weights=None)
 
-model, trainer, pretrain_recipe = RECIPE.model, RECIPE.trainer, RECIPE.pretrain_recipe
-finetune_recipe = FINETUNE.finetune_recipe
+model, trainer, pretrain_recipe, finetune_recipe = FINETUNE.factories
 tokenizer = RECIPE.tokenizer

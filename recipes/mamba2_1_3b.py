@@ -6,6 +6,5 @@ from nemo2.recipes._families import HybridFinetune, mamba2
 RECIPE = mamba2(name="mamba2_1_3b", config_class="BaseMambaConfig1_3B", parameters=1.34e9, gpus_per_node=1)
 FINETUNE = HybridFinetune(of=RECIPE, weights=None)
 
-model, trainer, pretrain_recipe = RECIPE.model, RECIPE.trainer, RECIPE.pretrain_recipe
-finetune_recipe = FINETUNE.finetune_recipe
+model, trainer, pretrain_recipe, finetune_recipe = FINETUNE.factories
 tokenizer = RECIPE.tokenizer

@@ -6,6 +6,5 @@ from nemo2.recipes._families import HybridFinetune, nvidia_mamba2
 RECIPE = nvidia_mamba2(name="mamba2_hybrid_8b", config_class="NVIDIAMambaHybridConfig8B", parameters=8.65e9)
 FINETUNE = HybridFinetune(of=RECIPE, weights=None)
 
-model, trainer, pretrain_recipe = RECIPE.model, RECIPE.trainer, RECIPE.pretrain_recipe
-finetune_recipe = FINETUNE.finetune_recipe
+model, trainer, pretrain_recipe, finetune_recipe = FINETUNE.factories
 tokenizer = RECIPE.tokenizer

@@ -8,5 +8,4 @@ RECIPE = ministral3(
 )
 FINETUNE = FinetuneRecipe(of=RECIPE, weights="mistralai/Ministral-3-14B-Base-2512", full=On(tp=4))
 
-model, trainer, pretrain_recipe = RECIPE.model, RECIPE.trainer, RECIPE.pretrain_recipe
-finetune_recipe = FINETUNE.finetune_recipe
+model, trainer, pretrain_recipe, finetune_recipe = FINETUNE.factories

@@ -20,5 +20,4 @@ FINETUNE = FinetuneRecipe(
     config={"rotary_base": 1_000_000, "window_size": None},
 )
 
-model, trainer, pretrain_recipe = RECIPE.model, RECIPE.trainer, RECIPE.pretrain_recipe
-finetune_recipe = FINETUNE.finetune_recipe
+model, trainer, pretrain_recipe, finetune_recipe = FINETUNE.factories

@@ -18,6 +18,5 @@ RECIPE = nemotron3(
 )
 FINETUNE = FinetuneRecipe(of=RECIPE, weights="thhaus/nemotron3-22b-hf", full=On(tp=8))
 
-model, trainer, pretrain_recipe = RECIPE.model, RECIPE.trainer, RECIPE.pretrain_recipe
-finetune_recipe = FINETUNE.finetune_recipe
+model, trainer, pretrain_recipe, finetune_recipe = FINETUNE.factories
 pretrain_performance_optimizations = RECIPE.performance

@@ -8,5 +8,4 @@ RECIPE = nemotron3(
 )
 FINETUNE = FinetuneRecipe(of=RECIPE, weights="nvidia/Minitron-4B-Base")
 
-model, trainer, pretrain_recipe = RECIPE.model, RECIPE.trainer, RECIPE.pretrain_recipe
-finetune_recipe = FINETUNE.finetune_recipe
+model, trainer, pretrain_recipe, finetune_recipe = FINETUNE.factories

@@ -17,6 +17,5 @@ RECIPE = nemotron4(
 )
 FINETUNE = FinetuneRecipe(of=RECIPE, weights="thhaus/nemotron4-15b-base-hf", full=On(tp=4))
 
-model, trainer, pretrain_recipe = RECIPE.model, RECIPE.trainer, RECIPE.pretrain_recipe
-finetune_recipe = FINETUNE.finetune_recipe
+model, trainer, pretrain_recipe, finetune_recipe = FINETUNE.factories
 pretrain_performance_optimizations = RECIPE.performance

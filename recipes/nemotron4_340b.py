@@ -26,6 +26,5 @@ FINETUNE = FinetuneRecipe(
     full=On(tp=8, pp=12, sp=True, nodes=24),
 )
 
-model, trainer, pretrain_recipe = RECIPE.model, RECIPE.trainer, RECIPE.pretrain_recipe
-finetune_recipe = FINETUNE.finetune_recipe
+model, trainer, pretrain_recipe, finetune_recipe = FINETUNE.factories
 pretrain_performance_optimizations = RECIPE.performance

@@ -13,6 +13,5 @@ RECIPE = nemotron_nano(
 )
 FINETUNE = HybridFinetune(of=RECIPE, weights="nvidia/NVIDIA-Nemotron-Nano-12B-v2-Base")
 
-model, trainer, pretrain_recipe = RECIPE.model, RECIPE.trainer, RECIPE.pretrain_recipe
-finetune_recipe = FINETUNE.finetune_recipe
+model, trainer, pretrain_recipe, finetune_recipe = FINETUNE.factories
 tokenizer = RECIPE.tokenizer

@@ -12,6 +12,5 @@ RECIPE = nemotronh(
 )
 FINETUNE = HybridFinetune(of=RECIPE, weights="nvidia/Nemotron-H-4B-Base-8K")
 
-model, trainer, pretrain_recipe = RECIPE.model, RECIPE.trainer, RECIPE.pretrain_recipe
-finetune_recipe = FINETUNE.finetune_recipe
+model, trainer, pretrain_recipe, finetune_recipe = FINETUNE.factories
 tokenizer = RECIPE.tokenizer

@@ -10,5 +10,4 @@ FINETUNE = FinetuneRecipe(
     of=RECIPE, weights="allenai/OLMo-2-0325-32B", lora=On(tp=8), full=On(tp=8, pp=2, sp=True, nodes=2)
 )
 
-model, trainer, pretrain_recipe = RECIPE.model, RECIPE.trainer, RECIPE.pretrain_recipe
-finetune_recipe = FINETUNE.finetune_recipe
+model, trainer, pretrain_recipe, finetune_recipe = FINETUNE.factories

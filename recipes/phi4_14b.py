@@ -12,5 +12,4 @@ RECIPE = phi4(
 )
 FINETUNE = FinetuneRecipe(of=RECIPE, weights="microsoft/phi-4", full=On(tp=2, pp=2, sp=True))
 
-model, trainer, pretrain_recipe = RECIPE.model, RECIPE.trainer, RECIPE.pretrain_recipe
-finetune_recipe = FINETUNE.finetune_recipe
+model, trainer, pretrain_recipe, finetune_recipe = FINETUNE.factories

@@ -8,5 +8,4 @@ RECIPE = phi4(
 )
 FINETUNE = FinetuneRecipe(of=RECIPE, weights="microsoft/Phi-4-mini-instruct")
 
-model, trainer, pretrain_recipe = RECIPE.model, RECIPE.trainer, RECIPE.pretrain_recipe
-finetune_recipe = FINETUNE.finetune_recipe
+model, trainer, pretrain_recipe, finetune_recipe = FINETUNE.factories

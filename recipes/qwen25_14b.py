@@ -12,5 +12,4 @@ RECIPE = qwen25(
 )
 FINETUNE = FinetuneRecipe(of=RECIPE, weights="Qwen/Qwen2.5-14B", full=On(tp=4))
 
-model, trainer, pretrain_recipe = RECIPE.model, RECIPE.trainer, RECIPE.pretrain_recipe
-finetune_recipe = FINETUNE.finetune_recipe
+model, trainer, pretrain_recipe, finetune_recipe = FINETUNE.factories

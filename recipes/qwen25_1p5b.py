@@ -6,5 +6,4 @@ from nemo2.recipes._families import FinetuneRecipe, qwen25
 RECIPE = qwen25(name="qwen25_1p5b", config_class="Qwen25Config1P5B", parameters=1.54e9)
 FINETUNE = FinetuneRecipe(of=RECIPE, weights="Qwen/Qwen2.5-1.5B")
 
-model, trainer, pretrain_recipe = RECIPE.model, RECIPE.trainer, RECIPE.pretrain_recipe
-finetune_recipe = FINETUNE.finetune_recipe
+model, trainer, pretrain_recipe, finetune_recipe = FINETUNE.factories

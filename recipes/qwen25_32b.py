@@ -13,5 +13,4 @@ RECIPE = qwen25(
 )
 FINETUNE = FinetuneRecipe(of=RECIPE, weights="Qwen/Qwen2.5-32B", lora=On(tp=8), full=On(tp=8, nodes=2))  # 80.7 GiB on 1
 
-model, trainer, pretrain_recipe = RECIPE.model, RECIPE.trainer, RECIPE.pretrain_recipe
-finetune_recipe = FINETUNE.finetune_recipe
+model, trainer, pretrain_recipe, finetune_recipe = FINETUNE.factories

@@ -6,5 +6,4 @@ from nemo2.recipes._families import FinetuneRecipe, qwen25
 RECIPE = qwen25(name="qwen25_500m", config_class="Qwen25Config500M", parameters=0.494e9)
 FINETUNE = FinetuneRecipe(of=RECIPE, weights="Qwen/Qwen2.5-0.5B")
 
-model, trainer, pretrain_recipe = RECIPE.model, RECIPE.trainer, RECIPE.pretrain_recipe
-finetune_recipe = FINETUNE.finetune_recipe
+model, trainer, pretrain_recipe, finetune_recipe = FINETUNE.factories

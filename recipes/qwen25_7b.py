@@ -8,5 +8,4 @@ RECIPE = qwen25(
 )
 FINETUNE = FinetuneRecipe(of=RECIPE, weights="Qwen/Qwen2.5-7B", full=On(tp=2))
 
-model, trainer, pretrain_recipe = RECIPE.model, RECIPE.trainer, RECIPE.pretrain_recipe
-finetune_recipe = FINETUNE.finetune_recipe
+model, trainer, pretrain_recipe, finetune_recipe = FINETUNE.factories

@@ -15,5 +15,4 @@ FINETUNE = FinetuneRecipe(
     of=RECIPE, weights="Qwen/Qwen2-57B-A14B", lora=On(ep=8), full=On(pp=4, ep=8, nodes=4), peft=ATTENTION
 )
 
-model, trainer, pretrain_recipe = RECIPE.model, RECIPE.trainer, RECIPE.pretrain_recipe
-finetune_recipe = FINETUNE.finetune_recipe
+model, trainer, pretrain_recipe, finetune_recipe = FINETUNE.factories

@@ -13,5 +13,4 @@ RECIPE = qwen2(
 )
 FINETUNE = FinetuneRecipe(of=RECIPE, weights="Qwen/Qwen2-72B", lora=On(tp=8), full=On(tp=8, pp=4, nodes=4))
 
-model, trainer, pretrain_recipe = RECIPE.model, RECIPE.trainer, RECIPE.pretrain_recipe
-finetune_recipe = FINETUNE.finetune_recipe
+model, trainer, pretrain_recipe, finetune_recipe = FINETUNE.factories

@@ -13,5 +13,4 @@ FINETUNE = FinetuneRecipe(
     peft={"target_modules": [*LINEAR["target_modules"], "linear_fc1", "linear_fc2"]},
 )
 
-model, trainer, pretrain_recipe = RECIPE.model, RECIPE.trainer, RECIPE.pretrain_recipe
-finetune_recipe = FINETUNE.finetune_recipe
+model, trainer, pretrain_recipe, finetune_recipe = FINETUNE.factories

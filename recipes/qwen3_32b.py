@@ -13,5 +13,4 @@ RECIPE = qwen3(
 )
 FINETUNE = FinetuneRecipe(of=RECIPE, weights="Qwen/Qwen3-32B", lora=On(tp=8, nodes=2), full=On(tp=8, pp=2, nodes=2))
 
-model, trainer, pretrain_recipe = RECIPE.model, RECIPE.trainer, RECIPE.pretrain_recipe
-finetune_recipe = FINETUNE.finetune_recipe
+model, trainer, pretrain_recipe, finetune_recipe = FINETUNE.factories

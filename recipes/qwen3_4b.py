@@ -6,5 +6,4 @@ from nemo2.recipes._families import FinetuneRecipe, Layout, On, qwen3
 RECIPE = qwen3(name="qwen3_4b", config_class="Qwen3Config4B", parameters=4.02e9, layout=Layout(tp=2))
 FINETUNE = FinetuneRecipe(of=RECIPE, weights="Qwen/Qwen3-4B", full=On(tp=2))
 
-model, trainer, pretrain_recipe = RECIPE.model, RECIPE.trainer, RECIPE.pretrain_recipe
-finetune_recipe = FINETUNE.finetune_recipe
+model, trainer, pretrain_recipe, finetune_recipe = FINETUNE.factories

@@ -6,5 +6,4 @@ from nemo2.recipes._families import FinetuneRecipe, qwen3
 RECIPE = qwen3(name="qwen3_600m", config_class="Qwen3Config600M", parameters=0.596e9)
 FINETUNE = FinetuneRecipe(of=RECIPE, weights="Qwen/Qwen3-0.6B")
 
-model, trainer, pretrain_recipe = RECIPE.model, RECIPE.trainer, RECIPE.pretrain_recipe
-finetune_recipe = FINETUNE.finetune_recipe
+model, trainer, pretrain_recipe, finetune_recipe = FINETUNE.factories

@@ -16,5 +16,4 @@ RECIPE = qwen3_600m.RECIPE.but(
 )
 FINETUNE = qwen3_600m.FINETUNE.but(of=RECIPE, lora=On(gpus_per_node=1))
 
-model, trainer, pretrain_recipe = RECIPE.model, RECIPE.trainer, RECIPE.pretrain_recipe
-finetune_recipe = FINETUNE.finetune_recipe
+model, trainer, pretrain_recipe, finetune_recipe = FINETUNE.factories

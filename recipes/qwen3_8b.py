@@ -6,5 +6,4 @@ from nemo2.recipes._families import FinetuneRecipe, Layout, On, qwen3
 RECIPE = qwen3(name="qwen3_8b", config_class="Qwen3Config8B", parameters=8.19e9, layout=Layout(tp=4))
 FINETUNE = FinetuneRecipe(of=RECIPE, weights="Qwen/Qwen3-8B", full=On(tp=4))
 
-model, trainer, pretrain_recipe = RECIPE.model, RECIPE.trainer, RECIPE.pretrain_recipe
-finetune_recipe = FINETUNE.finetune_recipe
+model, trainer, pretrain_recipe, finetune_recipe = FINETUNE.factories

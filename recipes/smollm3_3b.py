@@ -6,5 +6,4 @@ from nemo2.recipes._families import FinetuneRecipe, smollm3
 RECIPE = smollm3(name="smollm3_3b", config_class="SmolLM3Config3B", parameters=3.08e9)
 FINETUNE = FinetuneRecipe(of=RECIPE, weights="HuggingFaceTB/SmolLM3-3B-Base")
 
-model, trainer, pretrain_recipe = RECIPE.model, RECIPE.trainer, RECIPE.pretrain_recipe
-finetune_recipe = FINETUNE.finetune_recipe
+model, trainer, pretrain_recipe, finetune_recipe = FINETUNE.factories

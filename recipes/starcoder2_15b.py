@@ -8,5 +8,4 @@ RECIPE = starcoder2(
 )
 FINETUNE = FinetuneRecipe(of=RECIPE, weights="bigcode/starcoder2-15b", full=On(tp=4))
 
-model, trainer, pretrain_recipe = RECIPE.model, RECIPE.trainer, RECIPE.pretrain_recipe
-finetune_recipe = FINETUNE.finetune_recipe
+model, trainer, pretrain_recipe, finetune_recipe = FINETUNE.factories

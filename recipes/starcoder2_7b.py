@@ -6,5 +6,4 @@ from nemo2.recipes._families import FinetuneRecipe, Layout, On, starcoder2
 RECIPE = starcoder2(name="starcoder2_7b", config_class="Starcoder2Config7B", parameters=7.17e9, layout=Layout(tp=2))
 FINETUNE = FinetuneRecipe(of=RECIPE, weights="bigcode/starcoder2-7b", full=On(tp=2))
 
-model, trainer, pretrain_recipe = RECIPE.model, RECIPE.trainer, RECIPE.pretrain_recipe
-finetune_recipe = FINETUNE.finetune_recipe
+model, trainer, pretrain_recipe, finetune_recipe = FINETUNE.factories

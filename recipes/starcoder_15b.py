@@ -12,6 +12,5 @@ RECIPE = starcoder(
 )
 FINETUNE = FinetuneRecipe(of=RECIPE, weights="bigcode/starcoder", full=On(pp=8))
 
-model, trainer, pretrain_recipe = RECIPE.model, RECIPE.trainer, RECIPE.pretrain_recipe
-finetune_recipe = FINETUNE.finetune_recipe
+model, trainer, pretrain_recipe, finetune_recipe = FINETUNE.factories
 starcoder_trainer = trainer

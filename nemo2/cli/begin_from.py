@@ -5,6 +5,9 @@ from typing import Annotated, Any, Optional
 
 import typer
 
+from nemo2.cli.run_names import checkpoint_called
+from nemo2.errors import ConfigError
+
 From = Annotated[
     Optional[str],
     typer.Option(
@@ -65,7 +68,6 @@ def finetuning_of(source: str, *, method: str, packed: bool) -> Any:
 def described_weights(source: str) -> tuple[Any, str]:
     """The model of the weights in ``source`` as an editable config, and their path as ``resume.restore_config`` has it. The
     sequence length follows the data's, unless positions are learned. Errors: see `give_weights`."""
-    from nemo2.cli.run_names import checkpoint_called
     from nemo2.hugging_face.checkpoint import Checkpoint
 
     checkpoint = Checkpoint.open(source if source.startswith("hf://") else checkpoint_called(source))
@@ -84,15 +86,11 @@ def named_weights(checkpoint: Optional[str], source: Optional[str]) -> str:
         CheckpointError: there is no such folder and no run of that name.
         ConfigError: both are set, or neither.
     """
-    from nemo2.errors import ConfigError
-
     if (checkpoint is None) == (source is None):
         raise ConfigError(
             "Name the weights: a run, a checkpoint, or released weights (--from hf://organisation/name or FOLDER)."
             if checkpoint is None
             else f"{checkpoint} and --from {source} both name the weights: leave one of them out."
         )
-    from nemo2.cli.run_names import checkpoint_called
-
     name = checkpoint or source or ""
     return name if name.startswith("hf://") else str(checkpoint_called(name))

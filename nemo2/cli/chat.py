@@ -6,6 +6,9 @@ import sys
 from pathlib import Path
 from typing import Any, Optional
 
+from nemo2.base.names import did_you_mean
+from nemo2.errors import Nemo2Error
+
 _PROMPT = "> "
 _COMMANDS = {
     "/reset": "start a new conversation",
@@ -87,8 +90,6 @@ def _talk(talk: Any) -> None:
 
 
 def _answer(talk: Any, question: str) -> None:
-    from nemo2.errors import Nemo2Error
-
     before = talk.unread
     try:
         talk.answer(question, lambda piece: print(piece, end="", flush=True))
@@ -125,7 +126,5 @@ def _obey(talk: Any, command: str, rest: str = "") -> None:
 
 
 def _unknown(command: str) -> str:
-    from nemo2.base.names import did_you_mean
-
     commands = [name.partition(" ")[0] for name in _COMMANDS]
     return f"No command {command}{did_you_mean(command, commands)}"

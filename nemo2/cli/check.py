@@ -3,7 +3,7 @@
 
 import sys
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any, Optional
+from typing import Annotated, Any, Optional
 
 import typer
 
@@ -13,10 +13,9 @@ from nemo2.cli.adapter import Result
 from nemo2.cli.commands import not_with
 from nemo2.cli.flags import UNCHANGED, RecipeOptions, machine_of, recipe_on
 from nemo2.cli.sources import RECIPE_HELP, Overrides
+from nemo2.errors import ConfigError
+from nemo2.mcore.settle.machine import Machine
 from nemo2.training.run_dir.terminal import is_terminal
-
-if TYPE_CHECKING:
-    from nemo2.mcore.settle.machine import Machine
 
 
 def check(
@@ -43,11 +42,8 @@ def check(
     if rules:
         return _rules()
     if name is None:
-        from nemo2.errors import ConfigError
-
         raise ConfigError("check needs a recipe, as in `nemo2 check llama3_8b`. `nemo2 list` lists all recipes.")
     recipe = recipe_on(name, overrides, options=options)
-    from nemo2.mcore.settle.machine import Machine
 
     machine = Machine.here() if here else machine_of(options.gpus)
     verdict = judgement(recipe, name=name, machine=machine, chosen=options.devices is not None)
@@ -79,7 +75,7 @@ def _same_recipe(name: str, overrides: list[str], *, options: RecipeOptions) -> 
     return in_shell([name, *overrides, *words])
 
 
-def judgement(recipe: Any, *, name: str, machine: "Machine", chosen: bool = True) -> dict[str, Any]:
+def judgement(recipe: Any, *, name: str, machine: Machine, chosen: bool = True) -> dict[str, Any]:
     """The rules' verdict on a recipe on a machine, as plain data. ``chosen``: the user named these devices."""
     from nemo2.data.mock import is_mock
     from nemo2.preflight.checks import RULES, find, nearest_layouts

@@ -8,9 +8,13 @@ from typing import Annotated, Any, Optional
 
 import typer
 
+from nemo2.base.columns import columns
 from nemo2.base.counts import counted
+from nemo2.base.names import did_you_mean, safe_name
 from nemo2.cli.adapter import AT_LEAST_1, Result
 from nemo2.cli.commands import as_json
+from nemo2.errors import ConfigError
+from nemo2.launch.clusters import Profile, build_executor, profiles, user_file
 
 Name = Annotated[str, typer.Argument(help="Name of the profile.")]
 Settings = Annotated[
@@ -26,10 +30,6 @@ def add(
 
     Example: nemo2 cluster add mycluster kind=slurm partition=batch job_dir=/shared/me/jobs
     """
-    from nemo2.base.names import safe_name
-    from nemo2.errors import ConfigError
-    from nemo2.launch.clusters import Profile, build_executor, profiles, user_file
-
     safe_name(name, field="cluster")
     if name in profiles():
         raise ConfigError(f"{name} already exists in {profiles()[name].file}: edit it, or use another name.")
@@ -65,9 +65,6 @@ def list_clusters() -> Result:
 
     Example: nemo2 cluster list
     """
-    from nemo2.base.columns import columns
-    from nemo2.launch.clusters import profiles, user_file
-
     by_name = profiles()
     data = [{"name": one.name, "kind": one.values.get("kind"), "file": str(one.file)} for one in by_name.values()]
     none = f"no profiles; add one with `nemo2 cluster add NAME kind=slurm ...`, which writes to {user_file()}"
@@ -82,8 +79,6 @@ def show_cluster(
 
     Example: nemo2 cluster show mycluster
     """
-    from nemo2.launch.clusters import build_executor
-
     profile = _profile(name)
     values = {key: _without_secrets(value) if key == "env" else value for key, value in profile.values.items()}
     kind = type(build_executor(profile)[0]).__name__
@@ -107,7 +102,6 @@ def test(
 
     Example: nemo2 cluster test mycluster --nodes 2
     """
-    from nemo2.launch.clusters import build_executor
     from nemo2.launch.slurm.probing import test_cluster
 
     executor, settings = build_executor(_profile(name))
@@ -123,10 +117,6 @@ def test(
 
 
 def _profile(name: str) -> Any:
-    from nemo2.base.names import did_you_mean
-    from nemo2.errors import ConfigError
-    from nemo2.launch.clusters import profiles
-
     by_name = profiles()
     if name not in by_name:
         raise ConfigError(

@@ -13,7 +13,10 @@ from typing import Any, NoReturn
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from nemo2.base.names import did_you_mean
 from nemo2.cli.moved import refuse_moved
+from nemo2.cli.sources import recipe_tree
+from nemo2.errors import ConfigError, Nemo2Error
 
 _READ: ContextVar[Any] = ContextVar("nemo2_command_line", default=None)
 """typer's context of the current command. click's own function doesn't work, because typer ships its own click from
@@ -43,8 +46,6 @@ class _Parsed:
             if type(error).__name__ == "NoSuchOption":
                 self._refuse(ctx, str(getattr(error, "option_name", "")), args, error)
             if hasattr(error, "format_message") and type(error).__name__ != "NoArgsIsHelpError":
-                from nemo2.errors import ConfigError
-
                 raise ConfigError(self._message(error, ctx, args)) from error
             raise
 
@@ -76,8 +77,6 @@ class _Parsed:
             path, equals, value = word.removeprefix("--").partition("=")
             if word.startswith("--") and "." in path:
                 if not equals and (value := next(rest, None)) is None:
-                    from nemo2.errors import ConfigError
-
                     raise ConfigError(f"{word}: a change needs a value: {word} VALUE, or {path}=VALUE.")
                 (words if named else early).append(f"{path}={value}")
                 continue
@@ -89,9 +88,6 @@ class _Parsed:
         return words + early
 
     def _refuse(self, ctx: Any, option: str, args: list[str], error: Exception) -> NoReturn:
-        from nemo2.base.names import did_you_mean
-        from nemo2.errors import ConfigError
-
         spellings = (name for one in self.params for name in (*one.opts, *one.secondary_opts))
         options = [name for name in spellings if name.startswith("--")]
         words = ctx.command_path.removeprefix("nemo2 ")
@@ -124,9 +120,6 @@ class Group(_Parsed, TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         if args and not args[0].startswith("-") and args[0] not in self.commands:
-            from nemo2.base.names import did_you_mean
-            from nemo2.errors import ConfigError
-
             if ctx.parent is None:
                 for option in ("", *(f" {word}" for word in args[1:] if word.startswith("--")))[::-1]:
                     refuse_moved(f"{args[0]}{option}")
@@ -162,9 +155,7 @@ def _rule(message: str) -> str:
 
 def _paths_in_recipe(option: str, args: list[str]) -> list[str]:
     """The paths of the fields that an unknown option such as ``--max-steps`` names in the recipe of a command line."""
-    from nemo2.cli.sources import recipe_tree
     from nemo2.config.overrides import paths_of
-    from nemo2.errors import Nemo2Error
 
     field, name = option.replace("-", "_"), next((one for one in args if not one.startswith("-")), "")
     try:
@@ -255,8 +246,6 @@ def as_json() -> bool:
 
 def _refuse_any(names: tuple[str, ...], why: str) -> None:
     if refused := [_spelled(name) for name in sorted(names, key=names.index) if name in _on_command_line()]:
-        from nemo2.errors import ConfigError
-
         several = len(refused) > 1
         raise ConfigError(
             f"{', '.join(refused)} {'are' if several else 'is'} {why}: leave {'them' if several else 'it'} out."

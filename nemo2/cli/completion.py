@@ -22,6 +22,12 @@ from pathlib import Path
 from typing import Any, Literal, Optional
 
 from nemo2.base.files import replacing
+from nemo2.base.gpus import NAMES
+from nemo2.cli.run_names import all_runs
+from nemo2.cli.sources import recipe_tree
+from nemo2.cli.trackers import OFFLINE
+from nemo2.launch.clusters import profiles
+from nemo2.training.run_dir.trackers import TRACKERS
 
 ASK = "__complete"
 """The command that the scripts call: ``nemo2 __complete WORD...``. The last word is the text before the cursor."""
@@ -160,8 +166,6 @@ def write_indexes(first: str = "") -> None:
 
 def write_index(recipe: str) -> None:
     """Write the index of one recipe."""
-    from nemo2.cli.sources import recipe_tree
-
     file = _file(recipe)
     file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     with replacing(file, by_user=False) as temporary:
@@ -238,21 +242,10 @@ def _values_of(parameter: str, command: Any) -> Iterable[str]:
     if parameter in _RUNS:
         return _runs()
     if parameter == "gpus":
-        from nemo2.base.gpus import NAMES
-
         return [*NAMES, *(f"{name}x8" for name in NAMES)]
     if parameter == "executor":
-        from nemo2.launch.clusters import profiles
-
         return ["local", *profiles()]
-    if parameter == "peft":
-        from nemo2.cli.sources import FINETUNING
-
-        return FINETUNING
     if parameter == "trackers":
-        from nemo2.cli.trackers import OFFLINE
-        from nemo2.training.run_dir.trackers import TRACKERS
-
         return [f"{name}{where}" for name in TRACKERS for where in ("", OFFLINE)]
     # Read from our own function, because typer's versions store choices in different places.
     return _words(inspect.signature(command.callback).parameters[parameter].annotation)
@@ -269,8 +262,6 @@ def _words(hint: Any) -> list[str]:
 
 
 def _runs() -> list[str]:
-    from nemo2.cli.run_names import all_runs
-
     return list(dict.fromkeys(folder.parent.name for folder in all_runs()))
 
 

@@ -13,6 +13,9 @@ from nemo2.cli.adapter import Result
 from nemo2.cli.commands import refuse_all_but
 from nemo2.cli.flags import Folder, Overwrite
 from nemo2.cli.run_names import Checkpoint, checkpoint_called
+from nemo2.cli.sources import configured
+from nemo2.config.dtypes import named_dtype
+from nemo2.errors import CheckpointError, ConfigError
 
 _Dtype = Annotated[
     Optional[Literal["bf16", "fp16", "fp32"]],
@@ -78,8 +81,6 @@ def export_weights(
 
     Example: nemo2 export nemo_experiments/llama_tiny --output exported/llama
     """
-    from nemo2.errors import ConfigError
-
     if to == "checkpoint" and not merge:
         raise ConfigError("--to checkpoint: an export that merges nothing is to Hugging Face format. Add --merge.")
     folder = checkpoint_called(checkpoint)
@@ -109,8 +110,6 @@ def _refuse_missing(path: str) -> None:
     """Refuse a missing folder before torch is imported."""
     folder = path.removeprefix("hf://") if path.startswith("hf:///") else path
     if "://" not in folder and not Path(folder).expanduser().is_dir():
-        from nemo2.errors import CheckpointError
-
         raise CheckpointError(f"{path}: there is no directory {folder}.")
 
 
@@ -119,12 +118,8 @@ def _model(recipe: Optional[str]) -> Any:
         return None
     import fiddle
 
-    from nemo2.cli.sources import configured
-
     return fiddle.build(configured(recipe, []).model)
 
 
 def _dtype(name: Optional[str]) -> Any:
-    from nemo2.config.dtypes import named_dtype
-
     return None if name is None else named_dtype(name)

@@ -40,7 +40,7 @@ def _lines(old: str, new: str, steps: list[Any], *, hidden: int) -> list[str]:
 
     coloured = is_terminal(sys.stdout)
     lines = [f"--- {old}", f"+++ {new}"] if steps else ["no difference in effect" if hidden else "no difference"]
-    for mark, line in describe(steps, everything=True):
+    for mark, line in describe(steps):
         lines.append(f"{_COLOURS[mark]}{mark} {line}{_RESET}" if coloured else f"{mark} {line}")
     if hidden:
         lines.append(f"({hidden} more fields are set to the other's default; show them with --defaults)")

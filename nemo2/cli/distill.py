@@ -7,11 +7,12 @@ from typing import Any, Optional
 
 from nemo2.base.files import write_file
 from nemo2.cli.commands import not_with
-from nemo2.cli.flags import Output, spread
+from nemo2.cli.flags import Output, on_machine
 from nemo2.cli.launching import TRAINING, TrainingOptions, changes_of, launched, logged
 from nemo2.cli.own_data import Data
 from nemo2.cli.run_names import Checkpoint, checkpoint_called
 from nemo2.cli.sources import Overrides, recipe_tree, run_with_recipe
+from nemo2.errors import ConfigError
 
 
 def distill(
@@ -37,8 +38,6 @@ def distill(
 
     Example: nemo2 distill runs/small --teacher runs/large trainer.max_steps=1000 optim.config.lr=1e-4
     """
-    from nemo2.errors import ConfigError
-
     not_with("output", "executor", "dryrun", "detach", "chain", "plugins", "force", "yes")
     begin, taught_by = checkpoint_called(student), checkpoint_called(teacher)
     if output is not None and output.suffix != ".json":
@@ -55,7 +54,7 @@ def distill(
     if output is not None:
         from nemo2.config.serialize import to_json
 
-        placed = spread(tree, options.gpus, nodes=options.nodes, devices=options.devices)
+        placed = on_machine(tree, options=options)
         write_file(output, to_json(placed, indent=1) + "\n")
         print(f"{output}: nemo2 check {output}, nemo2 rehearse {output}, nemo2 plan {output}, nemo2 pretrain {output}")
         return

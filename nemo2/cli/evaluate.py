@@ -8,15 +8,17 @@ from typing import Annotated, Any, Optional
 
 import typer
 
+from nemo2.base.columns import columns
 from nemo2.base.files import text_of
 from nemo2.cli.adapter import AT_LEAST_1, Result
 from nemo2.cli.begin_from import Weights, WeightsOption, named_weights
 from nemo2.cli.commands import as_json, only_with, refuse_all_but
-from nemo2.cli.flags import Output, Performance, said
+from nemo2.cli.flags import Output, Performance, set_on_command_line
 from nemo2.cli.launching import LAUNCHING, LaunchOptions, changes_of, launched, logged
 from nemo2.cli.own_data import Data
 from nemo2.cli.run_names import checkpoint_called
 from nemo2.cli.sources import Overrides, name_of_run, recipe_tree, run_with_recipe
+from nemo2.errors import ConfigError
 
 
 def evaluate(
@@ -120,8 +122,6 @@ def _validate(
     options: LaunchOptions = LAUNCHING,
 ) -> None:
     """Compute the loss of ``checkpoint`` on the validation data of ``recipe``; None: the recipe of its run."""
-    from nemo2.errors import ConfigError
-
     if checkpoint is None and recipe is None:
         raise ConfigError("evaluate needs a checkpoint, such as a run, or --recipe NAME for the checkpoint of its run.")
     path = None if checkpoint is None else checkpoint_called(checkpoint)
@@ -151,11 +151,10 @@ def _refuse_other_start(recipe: Any, checkpoint: str) -> None:
     import fiddle as fdl
 
     from nemo2.config.walk import iterate_nodes
-    from nemo2.errors import ConfigError
 
     for place, node in iterate_nodes(recipe.resume):
         for field in node.__arguments__:
-            if said(node, field) and not isinstance(getattr(node, field), fdl.Buildable):
+            if set_on_command_line(node, field) and not isinstance(getattr(node, field), fdl.Buildable):
                 path = ".".join(part for part in ("resume", place, field) if part)
                 raise ConfigError(f"{checkpoint} contradicts {path}={getattr(node, field)}: leave one of them out.")
 
@@ -166,8 +165,6 @@ def _figures(one: Any) -> dict[str, float]:
 
 
 def _of_texts(measured: Mapping[str, Any]) -> list[str]:
-    from nemo2.base.columns import columns
-
     rows = list(measured.items())
     if len(rows) > 1:
         first, *others = measured.values()
@@ -182,8 +179,6 @@ def _of_texts(measured: Mapping[str, Any]) -> list[str]:
 
 def _of_tasks(results: dict[str, Any]) -> list[str]:
     """A row per task and metric, with its standard error where there is one."""
-    from nemo2.base.columns import columns
-
     cells = []
     for task, metrics in results["results"].items():
         for name, value in metrics.items():

@@ -7,6 +7,7 @@ from nemo2.base.counts import counted
 from nemo2.cli.adapter import Result
 from nemo2.cli.commands import not_with
 from nemo2.cli.flags import machine_of
+from nemo2.mcore.settle.machine import Machine
 
 ENVIRONMENT, ALL = "environment", "all"
 """Words in place of a field: the environment variables of the ranks; every setting that differs from its default."""
@@ -18,7 +19,6 @@ def reasons(recipe: Any, gpus: Optional[str], field: str, executor: Optional[str
     if field == ENVIRONMENT:
         return _variables(recipe, gpus, executor, plugins)
     not_with("explain", "executor", "plugins")
-    from nemo2.mcore.settle.machine import Machine
     from nemo2.mcore.settle.settling import settle
     from nemo2.preflight.explain.fields import explain, explain_all
 

@@ -5,16 +5,17 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Optional
+from typing import Annotated, Any, Optional
 
 import typer
 
 from nemo2.base.counts import counted
 from nemo2.base.files import output_file
+from nemo2.base.gpus import gpu
 from nemo2.cli.own_data import Data
-
-if TYPE_CHECKING:
-    from nemo2.mcore.settle.machine import Machine
+from nemo2.cli.sources import configured
+from nemo2.errors import ConfigError
+from nemo2.mcore.settle.machine import Machine
 
 Gpus = Annotated[
     Optional[str],
@@ -39,8 +40,6 @@ def _file(path: Optional[Path]) -> Optional[Path]:
 
 def _folder(path: Path) -> Path:
     if path.is_file():
-        from nemo2.errors import ConfigError
-
         raise ConfigError(f"{path} is a file: name a directory to write.")
     return path
 
@@ -68,12 +67,18 @@ MinP = Annotated[
 
 
 @dataclass(frozen=True)
-class RecipeOptions:
-    """How a command takes its recipe. The fields are options of the command."""
+class MachineOptions:
+    """The machines of a run. The fields are options of the command."""
 
     gpus: Gpus = None
     nodes: Nodes = None
     devices: Devices = None
+
+
+@dataclass(frozen=True)
+class RecipeOptions(MachineOptions):
+    """How a command takes its recipe. The fields are options of the command."""
+
     performance: Performance = False
     data: Data = None
 
@@ -101,8 +106,6 @@ def number_of(text: str, *, option: str, forms: str) -> float:
     except ValueError:
         value = math.nan
     if not math.isfinite(value):
-        from nemo2.errors import ConfigError
-
         raise ConfigError(f"{option} {text}: must be {forms}.")
     return value
 
@@ -111,57 +114,48 @@ def recipe_on(name: str, overrides: Optional[Sequence[str]], *, options: RecipeO
     """The recipe with its overrides, on the nodes and devices that the options name.
 
     Raises:
-        ConfigError: see `nemo2.cli.sources.configured` and `spread`.
+        ConfigError: see `nemo2.cli.sources.configured` and `on_machine`.
     """
-    from nemo2.cli.sources import configured
-
     recipe = configured(name, list(overrides or []), performance=options.performance, data=options.data)
-    return spread(recipe, options.gpus, nodes=options.nodes, devices=options.devices)
+    return on_machine(recipe, options=options)
 
 
-def spread(
-    recipe: Any,
-    gpus: Optional[str],
-    *,
-    nodes: Optional[int] = None,
-    devices: Optional[int] = None,
-    most: Optional[int] = None,
-) -> Any:
+def on_machine(recipe: Any, *, options: MachineOptions, gpus_per_node: Optional[int] = None) -> Any:
     """The recipe on the nodes and devices that the options name. Without such options: the same object.
 
-    ``most`` is the number of GPUs in a node. None: it isn't known.
+    ``gpus_per_node`` is that of the cluster. None: it isn't known.
 
     Raises:
         ConfigError: see `machine_of`; or two options, or an option and an override, name different numbers; or the GPUs
             don't fill whole nodes.
     """
     trainer = getattr(recipe, "trainer", None)
-    for option, field, value in (("--nodes", "num_nodes", nodes), ("--devices", "devices", devices)):
+    for option, field, value in (("--nodes", "num_nodes", options.nodes), ("--devices", "devices", options.devices)):
         if value is not None:
-            put(trainer, field, value, option=option, path=f"trainer.{field}")
-    machine = machine_of(gpus)
+            set_option(trainer, field, value, option=option, path=f"trainer.{field}")
+    machine = machine_of(options.gpus)
     if machine.count is None or trainer is None:
         return recipe
     from nemo2.config.located import recorded_at
-    from nemo2.errors import ConfigError
     from nemo2.mcore.settle.world import devices_of, on
 
-    count, option = machine.count, f"--gpus {gpus}"
-    if most is not None:
-        machine = replace(machine, per_node=most)
-        if not said(trainer, "devices"):
-            trainer.devices = min(devices_of(trainer.devices, machine), most)
-    if said(trainer, "num_nodes"):
+    count, option = machine.count, f"--gpus {options.gpus}"
+    chosen = set_on_command_line(trainer, "devices")
+    if gpus_per_node is not None:
+        machine = replace(machine, per_node=gpus_per_node)
+        if not chosen:
+            trainer.devices = min(devices_of(trainer.devices, machine), gpus_per_node)
+    if set_on_command_line(trainer, "num_nodes"):
         num_nodes = trainer.num_nodes
-        per_node = devices_of(trainer.devices, machine) if said(trainer, "devices") else count // num_nodes
+        per_node = devices_of(trainer.devices, machine) if chosen else count // num_nodes
         if num_nodes * per_node != count:
             raise ConfigError(
                 f"{option}: {count} GPUs aren't {num_nodes} nodes of {max(per_node, 1)} (trainer.num_nodes, trainer.devices): "
                 "leave one of them out."
             )
         if trainer.devices != per_node:
-            put(trainer, "devices", per_node, option=option, path="trainer.devices")
-    elif said(trainer, "devices") and count % (per_node := devices_of(trainer.devices, machine)):
+            set_option(trainer, "devices", per_node, option=option, path="trainer.devices")
+    elif chosen and count % (per_node := devices_of(trainer.devices, machine)):
         raise ConfigError(
             f"{option}: {count} GPUs can't be split into nodes of {per_node} (trainer.devices): leave one of them out."
         )
@@ -169,22 +163,21 @@ def spread(
         return on(recipe, machine)
 
 
-def put(node: Any, field: str, value: Any, *, option: str, path: str) -> None:
+def set_option(node: Any, field: str, value: Any, *, option: str, path: str) -> None:
     """Set a field to the value of an option.
 
     Raises:
         ConfigError: an override on the same command line sets another value.
     """
     from nemo2.config.located import recorded_at
-    from nemo2.errors import ConfigError
 
-    if said(node, field) and (now := getattr(node, field)) != value:
+    if set_on_command_line(node, field) and (now := getattr(node, field)) != value:
         raise ConfigError(f"{option} {value} contradicts {path}={now}: leave one of them out.")
     with recorded_at(f"{option} {value}", 1):
         setattr(node, field, value)
 
 
-def said(node: Any, field: str) -> bool:
+def set_on_command_line(node: Any, field: str) -> bool:
     """Whether the command line sets this field, by an override or by an option."""
     from nemo2.config.overrides import COMMAND_LINE
     from nemo2.config.walk import who_set
@@ -193,13 +186,12 @@ def said(node: Any, field: str) -> bool:
     return bool(entries) and (entries[-1][0] == COMMAND_LINE or entries[-1][0].startswith("--"))
 
 
-def machine_of(gpus: Optional[str]) -> "Machine":
+def machine_of(gpus: Optional[str]) -> Machine:
     """The machine that ``--gpus`` names; without a kind, GPUs of any kind.
 
     Raises:
         ConfigError: an unknown GPU, or an invalid number.
     """
-    from nemo2.mcore.settle.machine import Machine
 
     if gpus is None:
         return Machine()
@@ -208,12 +200,10 @@ def machine_of(gpus: Optional[str]) -> "Machine":
 
 def kind_of(gpus: Optional[str]) -> Optional[str]:
     """The kind of GPU that ``--gpus`` names. None: it names none."""
-    from nemo2.base.gpus import gpu
-
     return None if gpus is None or _is_number(gpus) else gpu(gpus).name
 
 
-def place(recipe: Any, machine: "Machine") -> str:
+def machine_line(recipe: Any, machine: Machine) -> str:
     """The line that names the machine of an answer. "": the recipe has no trainer."""
     from nemo2.mcore.settle.world import world_of
 

@@ -13,6 +13,7 @@ from nemo2.cli.begin_from import WeightsOption, named_weights
 from nemo2.cli.chat import chat as converse
 from nemo2.cli.commands import as_json, not_with, only_with, refuse_all_but
 from nemo2.cli.flags import Html, MinP, Output, Temperature, TopK, TopP, TrustRemoteCode
+from nemo2.errors import ConfigError
 
 _STANDARD = Path("-")
 """Standard input or output, in place of a file name."""
@@ -62,8 +63,6 @@ def generate(
 
     Example: nemo2 generate RUN_DIR/checkpoints/NAME --prompt 'def main(' --max-new-tokens 40
     """
-    from nemo2.errors import ConfigError
-
     only_with("temperature", "top_k", "top_p", "min_p", "seed")
     not_with("as_json", "output", "html")
     chat = chat or (not prompt and not prompts_file and sys.stdin.isatty())

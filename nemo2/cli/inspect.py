@@ -5,16 +5,16 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from nemo2.base.columns import columns
+from nemo2.base.columns import byte_size, columns
 from nemo2.base.names import visible
 from nemo2.cli.adapter import Result
 from nemo2.cli.run_names import checkpoint_called, last_started
+from nemo2.errors import CheckpointError
 
 
 def is_checkpoint(source: str) -> bool:
     """Whether ``source`` is the directory of a checkpoint, and neither a run's nor a recipe's name."""
     from nemo2 import recipes
-    from nemo2.errors import CheckpointError
 
     path = Path(source).expanduser()
     if not path.is_dir() or last_started(path) is not None or source in recipes.names():
@@ -50,7 +50,7 @@ def lines(checkpoint: Any) -> list[str]:
         "parameters": None
         if checkpoint.parameters is None
         else f"{checkpoint.parameters:,} ({', '.join(checkpoint.dtypes)})",
-        "size": f"{size(checkpoint.size_bytes)} in {checkpoint.files} files",
+        "size": f"{byte_size(checkpoint.size_bytes)} in {checkpoint.files} files",
         "written by": ", ".join(f"{name} {version}" for name, version in checkpoint.versions.items()) or None,
         "whole": "yes" if not checkpoint.problems else f"NO: {'; '.join(checkpoint.problems[:5])}",
     }
@@ -61,11 +61,3 @@ def lines(checkpoint: Any) -> list[str]:
         *(["next:"] if checkpoint.commands else []),
         *(f"  {visible(command)}" for command in checkpoint.commands),
     ]
-
-
-def size(count: float) -> str:
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:.3g} {unit}"
-        count /= 1000
-    return f"{count:.3g} TB"

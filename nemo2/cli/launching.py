@@ -5,16 +5,16 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Optional
+from typing import Annotated, Any, Optional
 
 import typer
 
-from nemo2.cli.flags import Devices, Gpus, Nodes, kind_of, put, spread
+from nemo2.cli.flags import MachineOptions, kind_of, on_machine, set_option
 from nemo2.cli.sources import changed
 from nemo2.cli.trackers import Trackers, add_trackers, place_trackers, tracker_called, variables_for
-
-if TYPE_CHECKING:
-    pass
+from nemo2.errors import ConfigError
+from nemo2.launch.clusters import resolve_executor
+from nemo2.mcore.settle.machine import Machine
 
 Executor = Annotated[
     str, typer.Option("--executor", help="Where to run: 'local', or a cluster profile (`nemo2 cluster list`).")
@@ -48,13 +48,10 @@ Yes = Annotated[bool, typer.Option("--yes", "-y", help="Submit to a cluster with
 
 
 @dataclass(frozen=True)
-class LaunchOptions:
+class LaunchOptions(MachineOptions):
     """Where and how a run starts. The fields are options of the command."""
 
     executor: Executor = "local"
-    gpus: Gpus = None
-    nodes: Nodes = None
-    devices: Devices = None
     run_name: RunName = None
     directory: Directory = None
     dryrun: Dryrun = False
@@ -103,8 +100,6 @@ def logged(
     Raises:
         ConfigError: an override and an option set different names or directories of the run.
     """
-    from nemo2.launch.clusters import resolve_executor
-
     resolve_executor(options.executor)  # building the recipe takes seconds, which an unknown name doesn't wait for
     trackers = options.trackers or [] if isinstance(options, TrainingOptions) else []
 
@@ -122,7 +117,7 @@ def logged(
         ("--dir", "log_dir", None if options.directory is None else str(options.directory)),
     ):
         if requested is not None:
-            put(recipe.log, field, requested, option=option, path=f"log.{field}")
+            set_option(recipe.log, field, requested, option=option, path=f"log.{field}")
     place_trackers(recipe, trackers)
     if isinstance(options, TrainingOptions) and options.accept_changes:
         recipe.resume.accept_changes = True
@@ -142,13 +137,11 @@ def launched(recipe: Any, *, name: str, changes: list[str], options: LaunchOptio
 
     executor, kind = options.executor, kind_of(options.gpus)
     where, profile, machine = place_of(executor, kind)
-    most = getattr(where, "gpus_per_node", None)
-    recipe = spread(recipe, options.gpus, nodes=options.nodes, devices=options.devices, most=most)
+    gpus_per_node = getattr(where, "gpus_per_node", None)
+    recipe = on_machine(recipe, options=options, gpus_per_node=gpus_per_node)
     if kind is not None:
         _refuse_other_gpus(kind, executor, dryrun=options.dryrun, profile=profile.gpu if profile else "")
     if options.detach and executor == "local":
-        from nemo2.errors import ConfigError
-
         raise ConfigError(
             "--detach: a run on this machine ends with its command; --executor names a cluster that keeps it."
         )
@@ -181,9 +174,6 @@ def launched(recipe: Any, *, name: str, changes: list[str], options: LaunchOptio
 def _refuse_other_gpus(kind: str, executor: str, *, dryrun: bool, profile: str) -> None:
     """Raise ConfigError if a run names GPUs that its machine lacks: other GPUs than the cluster's ``profile`` names, or
     GPUs that this machine doesn't have. A dry run on this machine may name any."""
-    from nemo2.errors import ConfigError
-    from nemo2.mcore.settle.machine import Machine
-
     if profile and Machine.named(profile).gpu != Machine.named(kind).gpu:
         raise ConfigError(
             f"--gpus {kind}: the nodes of {executor!r} have {profile} GPUs (gpu in its profile). Name these GPUs, give "

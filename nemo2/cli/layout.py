@@ -10,6 +10,7 @@ from nemo2.base.files import write_file
 from nemo2.cli.adapter import Result
 from nemo2.cli.commands import not_with
 from nemo2.cli.flags import machine_of
+from nemo2.errors import ConfigError
 
 
 def layout_of(
@@ -49,7 +50,6 @@ def layout_of(
 
 
 def _one_rank(placement: object, rank: int) -> str:
-    from nemo2.errors import ConfigError
     from nemo2.report.pictures.placement import describe_rank
     from nemo2.report.pictures.ranks import Placement
     from nemo2.report.pictures.terminal import ranks_text

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What earlier versions, or a user by habit, call otherwise."""
 
+from nemo2.errors import ConfigError
+
 MOVED = {
     "explain": "nemo2 show RECIPE --explain FIELD",
     "diff": "nemo2 show RECIPE --diff OTHER",
@@ -31,6 +33,4 @@ MOVED = {
 def refuse_moved(words: str) -> None:
     """Raise ConfigError if ``words``, a command or a command and its option, are in `MOVED`."""
     if words in MOVED:
-        from nemo2.errors import ConfigError
-
         raise ConfigError(f"nemo2 {words} doesn't exist: use {MOVED[words]}.")

@@ -9,6 +9,7 @@ import typer
 from nemo2.base.files import refuse_existing, write_file
 from nemo2.cli.adapter import Result
 from nemo2.cli.flags import FileOrFolder
+from nemo2.errors import ConfigError
 
 
 def new_recipe(
@@ -43,8 +44,6 @@ def new_recipe(
 
 def check_importable(path: Path) -> None:
     """Raise ConfigError if ``path`` is a Python file that couldn't be imported."""
-    from nemo2.errors import ConfigError
-
     if path.suffix == ".py" and not path.stem.isidentifier():
         raise ConfigError(f"{path} must be a Python file that can be imported, such as my_recipe.py.")
 

@@ -8,6 +8,10 @@ from typing import Annotated, Any, Optional
 
 import typer
 
+from nemo2.data.documents import BadInput, holds_records, read_records
+from nemo2.data.token_files import strip_suffix
+from nemo2.errors import ConfigError, Nemo2Error
+
 Data = Annotated[
     Optional[str],
     typer.Option(
@@ -20,9 +24,6 @@ Data = Annotated[
 
 def refuse_data(word: str, place: str) -> None:
     """Raise ConfigError if a word that is no ``place`` ("recipe") is a file or folder, or ends as files with data do."""
-    from nemo2.data.documents import holds_records
-    from nemo2.errors import ConfigError
-
     path = Path(word).expanduser()
     if path.is_file() or (path.is_dir() and any(map(holds_records, path.iterdir()))):
         raise ConfigError(f"{word} is no {place}. If it is your data, write --data {word}.")
@@ -51,8 +52,6 @@ def give_data(recipe: Any, path: str) -> None:
 def refuse_unknown_tokenizer(recipe: Any, path: str) -> None:
     """Raise ConfigError if neither the recipe nor the files name the tokenizer of the tokens at ``path``."""
     if getattr(recipe, "tokenizer", None) is None and getattr(recipe.data, "tokenizer", None) is None:
-        from nemo2.errors import ConfigError
-
         raise ConfigError(
             f"--data {path}: there is no {path}_tokenizer.json beside the tokens; set the tokenizer that made them: "
             "'data.tokenizer=BPETokenizer(path=tokenizer.json)' or 'data.tokenizer=AutoTokenizer(pretrained_model_name=NAME)'."
@@ -62,9 +61,7 @@ def refuse_unknown_tokenizer(recipe: Any, path: str) -> None:
 def _tokens(path: str) -> Any:
     from nemo2.config import Config
     from nemo2.data.pretraining import PreTrainingDataModule
-    from nemo2.data.token_files import strip_suffix
     from nemo2.data.tokenizer import BPETokenizer
-    from nemo2.errors import ConfigError
 
     prefix = strip_suffix(path)
     if not Path(f"{prefix}.bin").expanduser().is_file():
@@ -86,8 +83,6 @@ def _tokens(path: str) -> Any:
 def _samples(path: str) -> Any:
     from nemo2.config import Config
     from nemo2.data.finetuning.hf_dataset import HFDatasetDataModule
-    from nemo2.data.token_files import strip_suffix
-    from nemo2.errors import ConfigError
 
     if Path(f"{strip_suffix(path)}.bin").expanduser().is_file():
         raise ConfigError(
@@ -100,9 +95,7 @@ def _samples(path: str) -> Any:
 
 def _are_chats(file: Path) -> bool:
     """Whether the first record of a file is a conversation."""
-    from nemo2.data.documents import BadInput, holds_records, read_records
     from nemo2.data.finetuning.dialects import has_messages
-    from nemo2.errors import Nemo2Error
 
     if not file.is_file() or not holds_records(file):
         return False

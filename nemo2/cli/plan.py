@@ -8,10 +8,10 @@ from typing import Annotated, Any, Optional
 import typer
 
 from nemo2.base.files import write_file
-from nemo2.base.gpus import DEFAULT, HEADROOM
+from nemo2.base.gpus import DEFAULT, HEADROOM, gpu
 from nemo2.cli.adapter import AT_LEAST_1, Result
 from nemo2.cli.commands import not_with, only_with
-from nemo2.cli.flags import UNCHANGED, Html, RecipeOptions, kind_of, number_of, put, recipe_on
+from nemo2.cli.flags import UNCHANGED, Html, RecipeOptions, kind_of, number_of, recipe_on, set_option
 from nemo2.cli.sources import Overrides, RecipeName
 
 
@@ -62,7 +62,7 @@ def plan(
     kind = kind_of(options.gpus) or DEFAULT
     for option, field, value in (("--seq", "seq_length", seq), ("--global-batch", "global_batch_size", global_batch)):
         if value is not None:
-            put(recipe.data, field, value, option=option, path=f"data.{field}")
+            set_option(recipe.data, field, value, option=option, path=f"data.{field}")
     if search:
         return _search(recipe, name=name, kind=kind, limit=limit, headroom=headroom, html=html)
     from nemo2.preflight.planner.goodput import Failures
@@ -85,7 +85,6 @@ def plan(
 
 
 def _search(recipe: Any, *, name: str, kind: str, limit: int, headroom: float, html: Optional[Path]) -> Result:
-    from nemo2.base.gpus import gpu
     from nemo2.mcore.settle import Machine, on
     from nemo2.preflight.planner.recipe import read_recipe
     from nemo2.preflight.planner.search import as_dict

@@ -14,6 +14,7 @@ from nemo2.cli.adapter import Result
 from nemo2.cli.commands import as_json
 from nemo2.cli.flags import Prefix
 from nemo2.data.token_files import token_files
+from nemo2.errors import ConfigError
 from nemo2.training.run_dir.terminal import is_terminal
 
 
@@ -44,8 +45,6 @@ def prepare_data(
 
     Example: nemo2 data prepare corpus/*.txt --output data/corpus --train-bpe 8192
     """
-    from nemo2.errors import ConfigError
-
     on_bad_line = "skip" if skip_bad_lines else "fail"
     if (tokenizer is None) == (train_bpe is None):
         raise ConfigError("data prepare requires either --tokenizer PATH or --train-bpe N.")

@@ -13,7 +13,11 @@ import typer
 
 from nemo2.cli.adapter import AT_LEAST_1, Result
 from nemo2.cli.commands import as_json
+from nemo2.cli.flags import set_option
 from nemo2.cli.own_data import Data
+from nemo2.cli.sources import changed, configured
+from nemo2.data.documents import holds_records
+from nemo2.errors import ConfigError
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -56,9 +60,6 @@ def preview_data(
     Example: nemo2 data preview chats/training.jsonl --tokenizer models/qwen --samples 2
     """
     from rich.console import Console
-
-    from nemo2.data.documents import holds_records
-    from nemo2.errors import ConfigError
 
     if holds_records(Path(source)) and not Path(source).exists():
         raise ConfigError(f"{source}: there is no such file.")
@@ -167,7 +168,6 @@ def _samples(
         DataError: no record makes a sample.
     """
     from nemo2.data.finetuning.encode import BadRecords, Report, encode_all, nothing_left
-    from nemo2.errors import ConfigError
 
     source = data.source(split)
     if source is None:
@@ -204,18 +204,15 @@ def _of_files(
 ) -> "SampleDataModule":
     import fiddle as fdl
 
-    from nemo2.cli.flags import put
-    from nemo2.cli.sources import changed
     from nemo2.config import Config, Partial
     from nemo2.data.finetuning.hf_dataset import HFDatasetDataModule
     from nemo2.data.tokenizer import ByteTokenizer
-    from nemo2.errors import ConfigError
     from nemo2.llm.api import finetune
 
     config = Config(HFDatasetDataModule, path_or_dataset=path, seq_length=2048)
     config = changed(lambda: Partial(finetune, data=config), overrides).data
     if seq_length is not None:
-        put(config, "seq_length", seq_length, option="--seq-length", path="data.seq_length")
+        set_option(config, "seq_length", seq_length, option="--seq-length", path="data.seq_length")
     if chat_template is not None:
         settings = config.dataset_kwargs or {}
         if (other := settings.get("chat_template", chat_template)) != chat_template:
@@ -237,12 +234,10 @@ def _configured(
     import lightning.pytorch as pl
 
     from nemo2 import recipes  # noqa: F401  # announces the factories of data
-    from nemo2.cli.sources import configured
     from nemo2.config.factories import made_by_name
     from nemo2.config.typed_text import WrongType
     from nemo2.config.values import typed
     from nemo2.data.finetuning.base import SampleDataModule
-    from nemo2.errors import ConfigError
 
     try:
         config = made_by_name(source, (pl.LightningDataModule,), fit=typed)

@@ -7,6 +7,8 @@ from nemo2.base.files import refuse_existing
 from nemo2.cli.adapter import AT_LEAST_1, Result
 from nemo2.cli.flags import Folder, Overwrite
 from nemo2.cli.run_names import Checkpoint, checkpoint_called
+from nemo2.cli.sources import configured
+from nemo2.errors import ConfigError
 
 
 def prune(
@@ -39,8 +41,6 @@ def prune(
 
     Example: nemo2 prune runs/first --layers 12 --output checkpoints/small --recipe llama_tiny
     """
-    from nemo2.errors import ConfigError
-
     folder = checkpoint_called(checkpoint)
     numbers = drop.split(",") if drop else []
     if not all(number.strip().isdigit() for number in numbers):
@@ -67,8 +67,6 @@ def prune(
     built: Any = None
     if recipe is not None:
         import fiddle
-
-        from nemo2.cli.sources import configured
 
         built = fiddle.build(configured(recipe, []).data)
     target = entry(str(folder), str(output), config, num_train_samples=samples, data=built, overwrite=overwrite)

@@ -12,7 +12,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Optional
 
+from nemo2.base.files import read_bounded
 from nemo2.cli.run_names import last_started, run_called, run_of
+from nemo2.errors import ConfigError, SecurityError
 from nemo2.training.run_dir.records import RECIPE_FILE
 
 NAME, PERFORMANCE = "recipe", "performance"
@@ -26,8 +28,6 @@ def recipe_file(source: str) -> Optional[Path]:
     Raises:
         ConfigError: there is no such file.
     """
-    from nemo2.errors import ConfigError
-
     path = Path(source)
     if path.suffix in (".json", *YAML):
         if not path.is_file():
@@ -46,8 +46,6 @@ def recipe_file(source: str) -> Optional[Path]:
 
 
 def _recipe_of(run: Path) -> Path:
-    from nemo2.errors import ConfigError
-
     if not (run / RECIPE_FILE).is_file():
         raise ConfigError(
             f"{run} has no {RECIPE_FILE}, because the run was started in a process of the user's own, which doesn't write "
@@ -67,7 +65,6 @@ def recipe_in(file: Path, requested: str, by_name: Callable[[str, bool], Any]) -
         ConfigError: the file can't be read or holds no recipe; or it holds every setting, and ``requested`` is not empty.
         SecurityError: the file names something that recipes don't use.
     """
-    from nemo2.errors import SecurityError
     from nemo2.recipes._own import VARIABLE
 
     try:
@@ -104,7 +101,6 @@ def names_its_run(file: Path) -> bool:
 
 
 def _whole(file: Path, requested: str) -> Any:
-    from nemo2.errors import ConfigError
     from nemo2.recipes._own import trusted_modules
 
     if requested:
@@ -125,7 +121,6 @@ def _whole(file: Path, requested: str) -> Any:
 
 def _changed(form: Any, file: Path, by_name: Callable[[str, bool], Any]) -> Any:
     from nemo2.config.yaml_form import apply_form
-    from nemo2.errors import ConfigError
     from nemo2.recipes._own import trusted_modules
 
     name, performance = form.pop(NAME), form.pop(PERFORMANCE, False)
@@ -140,9 +135,6 @@ def _changed(form: Any, file: Path, by_name: Callable[[str, bool], Any]) -> Any:
 
 
 def _bytes(file: Path) -> bytes:
-    from nemo2.base.files import read_bounded
-    from nemo2.errors import ConfigError
-
     try:
         return read_bounded(file, at_most=_MOST_BYTES)
     except OSError as error:
@@ -152,8 +144,6 @@ def _bytes(file: Path) -> bytes:
 def _refuse_another_start(recipe: Any, file: Path) -> None:
     """Raise if building the recipe would call something other than training. `generate`, for example, writes a file of
     any content to any path."""
-    from nemo2.errors import ConfigError
-
     parameters = getattr(getattr(recipe, "__signature_info__", None), "parameters", {})
     if not {"model", "data", "trainer"} <= parameters.keys():
         starts = getattr(getattr(recipe, "__fn_or_cls__", recipe), "__qualname__", type(recipe).__name__)

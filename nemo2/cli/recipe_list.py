@@ -9,9 +9,12 @@ from typing import Annotated, Any, Optional
 import typer
 
 from nemo2.base.columns import columns, short_count
+from nemo2.base.gpus import DEFAULT, GIB, HEADROOM, NAMES, answer_of, gpu, parse_gpus
+from nemo2.base.names import did_you_mean
 from nemo2.cli.adapter import AT_LEAST_1, Result
 from nemo2.cli.flags import number_of
 from nemo2.cli.sources import FINETUNING
+from nemo2.errors import ConfigError
 
 _COLUMNS = ("name", "family", "parameters", "gpus", "GiB", "layout", "seq", "precision")
 _RIGHT = ("parameters", "gpus", "GiB", "seq")
@@ -51,8 +54,6 @@ def list_recipes(
 
     Example: nemo2 list 'llama3*' --max-gpus 64
     """
-    from nemo2.base.gpus import DEFAULT, GIB, HEADROOM, answer_of, gpu
-
     if layout is not None:
         _refuse_unknown_sizes(layout)
     memory = gpu(DEFAULT).memory if fits is None else memory_of(fits)
@@ -79,9 +80,6 @@ def list_recipes(
     for problem in problems:
         print(f"not listed: {problem}", file=sys.stderr)
     if not matching and len(rows) > 0:
-        from nemo2.base.names import did_you_mean
-        from nemo2.errors import ConfigError
-
         if pattern is None:
             raise ConfigError("No recipe passes all filters: leave one of them out.")
         raise ConfigError(f"No recipe matches {pattern!r}{did_you_mean(pattern, [item['name'] for item in rows])}")
@@ -94,7 +92,6 @@ def list_recipes(
 def _rows(*, own: bool, shipped: bool, finetune: bool) -> tuple[list[dict[str, Any]], list[str]]:
     """A row for each recipe, and a line for each of the user's recipes that can't be read."""
     from nemo2 import recipes
-    from nemo2.errors import ConfigError
 
     rows = [one for name in recipes.names() for one in _of_facts(recipes.get(name), finetune)] if shipped else []
     if not own:
@@ -131,8 +128,6 @@ def memory_of(text: str) -> float:
     Raises:
         ConfigError: it is neither.
     """
-    from nemo2.base.gpus import GIB, NAMES, gpu, parse_gpus
-
     if size := re.fullmatch(r"(\d+(?:\.\d+)?) ?(?:GI?B?)?", text.strip().upper()):
         sold = float(size[1]) * GIB
         return min((seen for name in NAMES if 0.9 * sold <= (seen := gpu(name).memory) <= sold), default=sold)
@@ -218,8 +213,6 @@ def within(count: Optional[int], least: Optional[float], most: Optional[float]) 
 
 
 def _refuse_unknown_sizes(layout: str) -> None:
-    from nemo2.base.names import did_you_mean
-    from nemo2.errors import ConfigError
     from nemo2.mcore.parallel.layout import SIZE_FIELDS
 
     names = [*SIZE_FIELDS, "sp", "dp"]

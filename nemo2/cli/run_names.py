@@ -13,7 +13,8 @@ from typing import Annotated, Optional
 
 import typer
 
-from nemo2.base.names import nearest
+from nemo2.base.names import listed, nearest
+from nemo2.errors import CheckpointError, ConfigError, DataError
 from nemo2.training.run_dir.records import ENVIRONMENT_FILE, RECIPE_FILE
 
 VARIABLE = "NEMO2_RUNS"
@@ -24,7 +25,6 @@ _JOB = "job.sh"
 """A folder with this file belongs to a Slurm job, whose recipe has the run's name too."""
 _CHECKPOINT_HELP = "A checkpoint directory, or a run (directory or name), which stands for its newest checkpoint."
 Checkpoint = Annotated[str, typer.Argument(help=_CHECKPOINT_HELP)]
-Run = Annotated[str, typer.Argument(help="A run: its directory or its name.")]
 
 
 def checkpoint_called(text: str) -> Path:
@@ -34,8 +34,6 @@ def checkpoint_called(text: str) -> Path:
         CheckpointError: there is no such folder and no run of that name.
         ConfigError: runs in several folders have the name.
     """
-    from nemo2.errors import CheckpointError
-
     folder = _folder_called(text, CheckpointError)
     if folder.is_file():
         raise CheckpointError(f"{text} is a file, but a checkpoint is a folder. Name a checkpoint, or a run.")
@@ -49,8 +47,6 @@ def run_folder(text: str) -> Path:
         DataError: there is no such folder and no run of that name.
         ConfigError: runs in several folders have the name.
     """
-    from nemo2.errors import DataError
-
     folder = _folder_called(text, DataError)
     return last_started(folder) or run_of(folder) or folder
 
@@ -66,8 +62,6 @@ def run_called(name: str) -> Optional[Path]:
         return None
     folders = [folder for folder in dict.fromkeys(base / name for base in _bases()) if last_started(folder) is not None]
     if len(folders) > 1:
-        from nemo2.errors import ConfigError
-
         raise ConfigError(
             f"{name!r} names runs in several directories: {', '.join(map(str, folders))}. Use one of these directories."
         )
@@ -128,6 +122,4 @@ def _known() -> str:
     names = dict.fromkeys(folder.parent.name for folder in all_runs())
     if not names:
         return f"give a run's directory, or the name of a run below the working directory or in ${VARIABLE}"
-    return (
-        f"give a run's directory, or one of these names: {', '.join(list(names)[:8])}{' ...' if len(names) > 8 else ''}"
-    )
+    return f"give a run's directory, or one of these names: {listed(names, 8)}"

@@ -11,12 +11,17 @@ from typing import Annotated, Any, Optional
 
 import typer
 
+from nemo2.base.columns import columns
 from nemo2.base.files import write_file
+from nemo2.base.names import did_you_mean
 from nemo2.cli import submitted as slurm
 from nemo2.cli.adapter import AT_LEAST_1, Result, print_json
 from nemo2.cli.commands import as_json, not_with, refuse_all_but
 from nemo2.cli.flags import Html, Output
+from nemo2.cli.recipe_list import matches
 from nemo2.cli.run_names import all_runs, run_called, run_folder
+from nemo2.cli.sources import recipe_tree
+from nemo2.errors import ConfigError, DataError, Nemo2Error
 from nemo2.training.run_dir.records import RECIPE_FILE
 
 Run = Annotated[str, typer.Argument(help="A run: its directory or its name; a submitted one also by its Slurm job id.")]
@@ -38,8 +43,6 @@ def list_runs(
 
     Example: nemo2 runs list 'llama*'
     """
-    from nemo2.base.columns import columns
-    from nemo2.cli.recipe_list import matches
     from nemo2.training.run_dir.compare import COLUMNS, FIRST_TO_GO, rows_of, summary
     from nemo2.training.run_dir.run_folder import RunFolder
 
@@ -73,14 +76,11 @@ def compare(
 
     Example: nemo2 runs compare first second --html compared.html
     """
-    from nemo2.errors import ConfigError
-
     folders = [run_folder(name) for name in names]
     if twice := next((name for name, one in zip(names, folders, strict=True) if folders.count(one) > 1), None):
         raise ConfigError(f"{twice}: the same run is named twice. Name the directory of another run or start.")
     if not 2 <= len(folders) <= 8:
         raise ConfigError(f"{len(folders)} runs: compare takes two to eight runs.")
-    from nemo2.base.columns import columns
     from nemo2.config.show import format_value
     from nemo2.training.run_dir.compare import (
         COLUMNS,
@@ -162,7 +162,6 @@ def status(run: Run) -> Result:
 
     Example: nemo2 runs status llama3_70b
     """
-    from nemo2.base.columns import columns
     from nemo2.training.run_dir.compare import summary
     from nemo2.training.run_dir.run_folder import RunFolder
 
@@ -237,9 +236,6 @@ def _submitted(run: str) -> Optional[Any]:
 
 def _local(run: str) -> Path:
     """The directory of a run on this machine. Errors: see `run_folder`; among the names, those of submissions."""
-    from nemo2.base.names import did_you_mean
-    from nemo2.errors import DataError
-
     try:
         return run_folder(run)
     except DataError as error:
@@ -252,9 +248,6 @@ def _local(run: str) -> Path:
 
 def _recipes(runs: list[Any]) -> tuple[list[Any], str]:
     """The recipes of runs. If a recipe can't be read: no recipes, and the reason."""
-    from nemo2.cli.sources import recipe_tree
-    from nemo2.errors import Nemo2Error
-
     try:
         return [recipe_tree(str(run / RECIPE_FILE)) for run in runs], ""
     except Nemo2Error as error:

@@ -13,11 +13,12 @@ from nemo2.cli.adapter import AT_LEAST_1, Result
 from nemo2.cli.commands import OptionGroup, in_groups, not_with, refuse_across, refuse_all_but
 from nemo2.cli.diff import difference
 from nemo2.cli.explain import reasons
-from nemo2.cli.flags import UNCHANGED, Output, RecipeOptions, machine_of, place, recipe_on
+from nemo2.cli.flags import UNCHANGED, Output, RecipeOptions, machine_line, machine_of, recipe_on
 from nemo2.cli.inspect import identified, is_checkpoint
 from nemo2.cli.layout import layout_of
-from nemo2.cli.new_recipe import as_source, check_importable
+from nemo2.cli.new_recipe import as_source, check_importable, docstring
 from nemo2.cli.sources import RECIPE_HELP, Overrides
+from nemo2.errors import ConfigError
 
 GROUPS = (
     OptionGroup("Checkpoint", "checkpoint", own=("verify",)),
@@ -106,7 +107,7 @@ def show(
         return layout_of(recipe, name, options.gpus, world_size=world_size, rank=rank, output=output, pipeline=pipeline)
     if diff is not None:
         return difference(diff, recipe, label, everything=defaults, code=python, exit_code=exit_code)
-    print(place(recipe, machine_of(options.gpus)), file=sys.stderr)  # standard output may be read by a program
+    print(machine_line(recipe, machine_of(options.gpus)), file=sys.stderr)  # standard output may be read by a program
     origin = label + (f" on {options.gpus}" if options.gpus else "")
     origin += " in performance mode" if options.performance else ""
     if output is not None:
@@ -132,8 +133,6 @@ _LAYOUTS = (".html", ".svg")
 
 
 def _refuse_output(output: Path, *, layout: bool) -> None:
-    from nemo2.errors import ConfigError
-
     if layout and output.suffix not in _LAYOUTS:
         raise ConfigError(f"--output {output}: a layout is written to a {' or '.join(_LAYOUTS)} file.")
     if layout:
@@ -167,7 +166,6 @@ def _text_of(recipe: Any, origin: str, suffix: str, *, defaults: bool = False) -
 
         return to_yaml(recipe, defaults=defaults)
     from nemo2 import __version__
-    from nemo2.cli.new_recipe import docstring
     from nemo2.config.codegen import function_source
 
     return function_source(

@@ -3,16 +3,20 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, Optional
+from typing import Annotated, Any, Literal, Optional
 
 import typer
 
+from nemo2.base.names import did_you_mean
 from nemo2.cli.own_data import give_data, refuse_data, refuse_unknown_tokenizer
 from nemo2.cli.recipe_files import NAME, changes_in, names_its_run, recipe_file, recipe_in
+from nemo2.errors import ConfigError
 from nemo2.training.run_dir.records import RECIPE_FILE
 
 FINETUNING = {"lora": "lora", "dora": "dora", "full": "none"}
 """The words that may follow a recipe's name and a colon, each with its ``peft_scheme``."""
+Method = Literal["lora", "dora", "full"]
+"""The words of `FINETUNING`."""
 RECIPE_HELP = (
     "A recipe: a name from `nemo2 list`, a .py, .json or .yaml file, or a run (directory or name). Append :lora, :dora "
     "or :full to a name to fine-tune."
@@ -43,8 +47,6 @@ def changed(make: Callable[[], Any], overrides: list[str], *, data: Optional[str
     """The recipe that ``make`` returns, with ``data`` and ``overrides`` applied. Errors: see `configured`."""
     # Building the recipe takes seconds. Words that aren't overrides at all are refused first.
     if strange := [text for text in overrides if "=" not in text]:
-        from nemo2.errors import ConfigError
-
         for word in strange:
             refuse_data(word, "change of the recipe")
         example = "=".join(strange) if len(strange) == 2 and "." in strange[0] else "trainer.max_steps=100"
@@ -87,8 +89,6 @@ def recipe_tree(source: str, *, performance: bool = False, **finetuning: Any) ->
     def by_name(other: str, its_mode: bool) -> Any:
         plain, its_method = finetuned_name(other)
         if method and its_method:
-            from nemo2.errors import ConfigError
-
             raise ConfigError(
                 f"{source} asks for the method {method}, but {file} names the recipe {other}: leave one of them out."
             )
@@ -99,12 +99,9 @@ def recipe_tree(source: str, *, performance: bool = False, **finetuning: Any) ->
 
 def _by_name(name: str, method: Optional[str], performance: bool, finetuning: dict[str, Any]) -> Any:
     from nemo2 import recipes
-    from nemo2.errors import ConfigError
 
     base, colon, word = name.rpartition(":")
     if colon and base in recipes.names():
-        from nemo2.base.names import did_you_mean
-
         raise ConfigError(f"{name}: {word!r} is not a method of fine-tuning{did_you_mean(word, list(FINETUNING))}")
     try:
         recipe = recipes.get(name)
@@ -134,8 +131,6 @@ def method_of(source: str) -> tuple[bool, Optional[str]]:
 def _finetuned(recipe: Any, name: str, method: str, arguments: dict[str, Any]) -> Any:
     make = getattr(recipe, "finetune_recipe", None)
     if make is None:
-        from nemo2.errors import ConfigError
-
         raise ConfigError(f"{name} has no fine-tuning recipe: `nemo2 list --finetune` lists the recipes that have one.")
     return make(peft_scheme=FINETUNING[method], **arguments)
 
@@ -154,7 +149,6 @@ def run_with_recipe(*checkpoints: Path) -> Path:
     Raises:
         ConfigError: none of them is in a run's directory with a recipe.
     """
-    from nemo2.errors import ConfigError
     from nemo2.hugging_face.checkpoint import find_checkpoint
 
     for path in checkpoints:

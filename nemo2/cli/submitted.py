@@ -6,8 +6,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Optional
 
+from nemo2.base.columns import columns
 from nemo2.base.files import write_file
+from nemo2.base.names import did_you_mean
 from nemo2.cli.adapter import Result
+from nemo2.errors import ConfigError, DataError, Nemo2Error
 
 
 def submissions() -> list[Any]:
@@ -28,9 +31,6 @@ def find(name: str) -> Optional[Any]:
 
 def require(name: str) -> Any:
     """As `find`. Raises ConfigError if there is none."""
-    from nemo2.base.names import did_you_mean
-    from nemo2.errors import ConfigError
-
     if (submission := find(name)) is None:
         names = [one.name for one in submissions()]
         near = did_you_mean(name, names)
@@ -42,8 +42,6 @@ def require(name: str) -> Any:
 
 def listed(shown: list[Any]) -> Result:
     """The submissions with their states."""
-    from nemo2.base.columns import columns
-
     data = [{**asdict(one), "state": _state(one)[0]} for one in shown]
     none = "No run was submitted to Slurm from this machine. `nemo2 pretrain NAME --executor CLUSTER` submits one."
     rows = [[one["name"], " ".join(one["jobs"]), one["state"], one["folder"]] for one in data]
@@ -74,7 +72,6 @@ def fetch_report(submission: Any, output: Path) -> Path:
     """Download the run's report.html to ``output``."""
     from shlex import quote
 
-    from nemo2.errors import DataError
     from nemo2.launch.slurm.follow import run_directory
 
     shell = submission.shell()
@@ -119,7 +116,6 @@ def cancel(submission: Any) -> Result:
 
 def _reason(submission: Any, shell: Any, record: dict[str, Any]) -> Optional[str]:
     """Why a run has ended whose last life has no verdict. None: it has one, or the run hasn't ended."""
-    from nemo2.errors import Nemo2Error
     from nemo2.launch.slurm import queue
     from nemo2.launch.slurm.follow import CONTINUED, ENDED, ended_by_slurm
 
@@ -136,7 +132,6 @@ def _reason(submission: Any, shell: Any, record: dict[str, Any]) -> Optional[str
 
 
 def _state(submission: Any) -> tuple[str, dict[str, Any]]:
-    from nemo2.errors import Nemo2Error
     from nemo2.launch.slurm import queue
     from nemo2.launch.slurm.follow import ENDED, read_state
 

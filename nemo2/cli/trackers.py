@@ -4,9 +4,14 @@
 import os
 from collections.abc import Iterable
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Annotated, Any, Optional
 
 import typer
+
+from nemo2.base.names import did_you_mean
+from nemo2.errors import ConfigError
+from nemo2.training.run_dir.trackers import TRACKERS
 
 Trackers = Annotated[
     Optional[list[str]],
@@ -21,10 +26,6 @@ OFFLINE = ":offline"
 
 def tracker_called(word: str) -> tuple[Any, bool]:
     """The tracker that ``word`` names, and whether it stays offline. Raises ConfigError for an unknown name."""
-    from nemo2.base.names import did_you_mean
-    from nemo2.errors import ConfigError
-    from nemo2.training.run_dir.trackers import TRACKERS
-
     name, offline = word.removesuffix(OFFLINE), word.endswith(OFFLINE)
     if name not in TRACKERS:
         raise ConfigError(
@@ -37,16 +38,13 @@ def tracker_called(word: str) -> tuple[Any, bool]:
 
 def add_trackers(recipe: Any, words: Iterable[str]) -> None:
     """Add the loggers that ``words`` name to ``recipe.log``, unless it has them. Errors: see `tracker_called`."""
-    from importlib import import_module
-
     from nemo2.config import Config
 
     for word in words:
         tracker, offline = tracker_called(word)
         own = logger_of(recipe.log, tracker)
         if own is None:
-            module, _, kind = tracker.logger.rpartition(".")
-            own = Config(getattr(import_module(module), kind))
+            own = Config(resolve_name(tracker.logger))
             if tracker.log_field == "extra_loggers":
                 recipe.log.extra_loggers = [*(recipe.log.extra_loggers or []), own]
             else:

@@ -7,7 +7,8 @@ from nemo2.cli.begin_from import From, finetuning_of, give_weights
 from nemo2.cli.flags import Performance
 from nemo2.cli.launching import TRAINING, TrainingOptions, changes_of, launched, logged
 from nemo2.cli.own_data import Data
-from nemo2.cli.sources import OptionalRecipe, Overrides, RecipeName, method_of, name_of_run, recipe_tree
+from nemo2.cli.sources import Method, OptionalRecipe, Overrides, RecipeName, method_of, name_of_run, recipe_tree
+from nemo2.errors import ConfigError
 
 
 def pretrain(
@@ -23,9 +24,8 @@ def pretrain(
 
     Example: nemo2 pretrain llama_tiny trainer.max_steps=50 optim.config.lr=1e-3 --devices 2
     """
-    settings = {"performance": True} if performance else {}
     recipe = logged(
-        lambda: _with_weights(recipe_tree(name, **settings), source),
+        lambda: _with_weights(recipe_tree(name, performance=performance), source),
         overrides or [],
         own_name=name_of_run(name),
         options=options,
@@ -38,7 +38,7 @@ def finetune(
     name: OptionalRecipe = None,
     overrides: Overrides = None,
     *,
-    peft: Optional[str] = None,
+    peft: Optional[Method] = None,
     packed: bool = False,
     data: Data = None,
     source: From = None,
@@ -50,7 +50,7 @@ def finetune(
     With a recipe and --from, the weights decide the model and the recipe decides the rest.
 
     Args:
-        peft: Method: 'lora' (default), 'dora', or 'full' to train all parameters.
+        peft: Method, by default lora. 'full' trains all parameters. Any other: the change peft=Class(...).
         packed: Pack several samples into one sequence.
 
     Example: nemo2 finetune llama3_8b --peft dora resume.restore_config.path=hf:///models/Llama-3-8B
@@ -59,16 +59,20 @@ def finetune(
     if name is not None and "=" in name:  # the first change of a command without a recipe
         name, overrides = None, [name, *overrides]
     if name is None:
-        _refuse_without_recipe(source, peft, performance)
-        assert source is not None
+        if source is None:
+            raise ConfigError("Name a recipe (`nemo2 list --finetune`), or the weights to fine-tune: --from FOLDER.")
+        if performance:
+            raise ConfigError(
+                "--performance: only recipes have a performance mode. Name one, or leave --performance out."
+            )
         from nemo2.hugging_face.checkpoint import name_of_weights
 
         method, own_name = peft or "lora", name_of_weights(source).rpartition("/")[2]
         called, make = source, lambda: finetuning_of(source, method=method, packed=packed)
     else:
         called, own_name = (with_method := _with_method(name, peft)), name_of_run(with_method)
-        settings = ({"packed_sequence": True} if packed else {}) | ({"performance": True} if performance else {})
-        make = lambda: _with_weights(recipe_tree(with_method, **settings), source)  # noqa: E731
+        packing = {"packed_sequence": True} if packed else {}
+        make = lambda: _with_weights(recipe_tree(with_method, performance=performance, **packing), source)  # noqa: E731
     recipe = logged(make, overrides, own_name=own_name, options=options, data=data)
     changes = changes_of(overrides, data, performance, None if name is None else source)
     launched(recipe, name=called, changes=changes, options=options)
@@ -80,39 +84,13 @@ def _with_weights(recipe: Any, source: Optional[str]) -> Any:
     return recipe
 
 
-def _refuse_without_recipe(source: Optional[str], peft: Optional[str], performance: bool) -> None:
-    """Raise ConfigError if a command without a recipe lacks weights, or has an option that only recipes have."""
-    from nemo2.errors import ConfigError
-
-    if source is None:
-        raise ConfigError("Name a recipe (`nemo2 list --finetune`), or the weights to fine-tune: --from FOLDER.")
-    if performance:
-        raise ConfigError("--performance: only recipes have a performance mode. Name one, or leave --performance out.")
-    _refuse_unknown_method(peft)
-
-
-def _refuse_unknown_method(peft: Optional[str]) -> None:
-    from nemo2.base.names import did_you_mean
-    from nemo2.cli.sources import FINETUNING
-    from nemo2.errors import ConfigError
-
-    if peft is not None and peft not in FINETUNING:
-        raise ConfigError(
-            f"--peft {peft}{did_you_mean(peft, list(FINETUNING))} It is one of {', '.join(FINETUNING)}; any other method is set "
-            "as peft=Class(...)."
-        )
-
-
 def _with_method(name: str, peft: Optional[str]) -> str:
     """``NAME:METHOD``. The name of a file with every setting stays as it is, because the file sets the method itself.
 
     Raises:
-        ConfigError: an unknown method, or two methods.
+        ConfigError: two methods.
     """
-    from nemo2.errors import ConfigError
-
     made_to_order, named = method_of(name)
-    _refuse_unknown_method(peft)
     if named is not None and peft not in (None, named):
         raise ConfigError(f"{name} sets {named}, and --peft sets {peft}: use one of them.")
     if not made_to_order:

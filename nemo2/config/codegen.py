@@ -108,9 +108,10 @@ def function_source(recipe: Any, *, name: str = "pretrain_recipe", doc: str = ""
         ConfigError: a value has no textual form (the message lists all), or the tree has a value that Python source
             can't express.
     """
+    check_serialisable(recipe)
     imports = Imports(taken=[name])
     writer = Writer(imports, recipe)
-    returned = writer.whole(recipe)
+    returned = writer.expression(recipe)
     returns = imports.name(*_NODES[type(recipe)])
     lines = [f"def {name}() -> {returns}:"]
     lines += [f'    """{doc}"""'] if doc else []
@@ -174,18 +175,6 @@ class Writer:
     def assignments(self) -> list[tuple[str, Expression]]:
         """The variables that the expressions so far use, in the order in which they have to be assigned."""
         return self._assigned
-
-    def whole(self, tree: Any) -> Expression:
-        """The expression for a whole recipe.
-
-        Raises:
-            ConfigError: values have no textual form. The message lists all of them.
-        """
-        try:
-            return self.expression(tree)
-        except ConfigError:
-            check_serialisable(tree)
-            raise
 
     def expression(self, value: Any, path: str = "recipe") -> Expression:
         """The expression for a value. ``path`` names the value in errors, and the variable of a shared value.
@@ -272,7 +261,7 @@ class Writer:
             kind = "Path" if isinstance(value, pathlib.Path) else type(value).__name__
             return f"{self.imports.name('pathlib', kind)}({quoted(str(value))})"
         if isinstance(value, timedelta):
-            return f"{self.imports.name('datetime', 'timedelta')}({_span(value)})"
+            return f"{self.imports.name('datetime', 'timedelta')}({repr(value).partition('(')[2]}"
         if type(value).__module__ == "torch" and type(value).__name__ == "device":
             self.imports.module("torch")
             return f"torch.device({quoted(str(value))})"
@@ -395,16 +384,3 @@ def _by_kind(name: tuple[str, str]) -> tuple[int, str]:
 
 def _is_stdlib(module: str) -> bool:
     return module.partition(".")[0] in sys.stdlib_module_names
-
-
-def _span(value: timedelta) -> str:
-    minutes, seconds = divmod(value.seconds, 60)
-    hours, minutes = divmod(minutes, 60)
-    parts = {
-        "days": value.days,
-        "hours": hours,
-        "minutes": minutes,
-        "seconds": seconds,
-        "microseconds": value.microseconds,
-    }
-    return ", ".join(f"{name}={number}" for name, number in parts.items() if number)

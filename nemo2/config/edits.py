@@ -25,6 +25,7 @@ from nemo2.config.codegen import (
     shared_values,
 )
 from nemo2.config.provenance import is_same
+from nemo2.config.serialize import check_serialisable
 from nemo2.config.show import NOT_SET, TARGET, class_name, flatten, format_value, qualified_name, value_in_effect
 from nemo2.config.tree import Partial
 from nemo2.config.walk import children, iterate_nodes
@@ -58,10 +59,8 @@ class Edit(NamedTuple):
     @property
     def path(self) -> str:
         """``trainer.callbacks[1]``."""
-        return f"{self.owner}.{self.key}".removeprefix(".") if isinstance(self.key, Field) else self._item
-
-    @property
-    def _item(self) -> str:
+        if isinstance(self.key, Field):
+            return f"{self.owner}.{self.key}".removeprefix(".")
         return f"{self.owner}[{self.key!r}]"
 
     @property
@@ -98,12 +97,13 @@ def edits_source(old: Any, new: Any, *, name: str = "edit", doc: str = "") -> st
     Raises:
         ConfigError: a value has no textual form.
     """
+    check_serialisable(new)
     imports = Imports(taken=[name, "recipe"])
     writer = Writer(imports, new)
     if _same_target(old, new) and not any(shared_values(tree) or _has_odd_names(tree) for tree in (old, new)):
         lines = [_statement(step, writer) for step in edits(old, new)]
     else:
-        written = writer.whole(new)
+        written = writer.expression(new)
         lines = [f"{variable} = {layout(value, 4, len(variable) + 3)}" for variable, value in writer.assignments()]
         lines.append(f"recipe = {layout(written, 4, len('recipe = '))}")
     kind = imports.name("nemo2", "Partial" if isinstance(new, Partial) else "Config")
@@ -119,15 +119,12 @@ def edits_source(old: Any, new: Any, *, name: str = "edit", doc: str = "") -> st
     return source
 
 
-def describe(steps: list[Edit], *, everything: bool = False) -> Iterator[tuple[str, str]]:
+def describe(steps: list[Edit]) -> Iterator[tuple[str, str]]:
     """``(mark, line)`` for each step: ``~`` for a changed value, ``+`` for a new part, ``-`` for a removed part.
 
-    Steps without an effect are left out unless ``everything`` is set. If the class of a part changes, the differing
-    values under it follow, including defaults.
+    If the class of a part changes, the differing values under it follow, including defaults.
     """
     for step in steps:
-        if step.changes_nothing and not everything:
-            continue
         old, new = _effective(step.old), _effective(step.new)
         if isinstance(old, fdl.Buildable) and isinstance(new, fdl.Buildable):
             yield "~", f"{step.path}: {class_name(old.__fn_or_cls__)} -> {class_name(new.__fn_or_cls__)}"

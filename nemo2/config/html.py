@@ -52,16 +52,12 @@ def html_tree(node: Any) -> str:
             text = shown_value(value)
             return {"label": label, "tip": tip, "text": text if len(text) <= _LONGEST else f"{text[:_LONGEST]} ..."}
         children = [
-            branch(_label(step), child, f"{path}{step}".removeprefix("."), _who(value, step))
+            branch(step.strip(".[]"), child, f"{path}{step}".removeprefix("."), _who(value, step))
             for step, child in effective_children(value, defaults=False)
         ]
         return {"label": label, "tip": tip, "text": text, "soft": soft, "children": children}
 
     return _template().render(root=branch("", node, "", ""), levels=_OPEN)
-
-
-def _label(step: str) -> str:
-    return step.removeprefix(".") if step.startswith(".") else step.strip("[]")
 
 
 def _who(node: Any, step: str) -> str:

@@ -32,7 +32,11 @@ def from_json(text: str | bytes, allowed_modules: Iterable[str] = ()) -> Any:
         for reference in _references(tree):
             reference["module"] = module_today(reference["module"], reference["name"])
             policy.check_name(reference["module"], reference["name"])
-        _refuse_bombs(tree)
+        if not has_at_most_values(tree.get("root"), tree.get("objects", {}), most=MOST_VALUES):
+            raise ConfigError(
+                f"This is not a recipe in JSON: its objects contain each other and add up to more than {MOST_VALUES} "
+                "values."
+            )
         recipe = serialization.Deserialization(tree, policy).result
         policy.check(recipe)
     except serialization.PyrefPolicyError as error:
@@ -81,18 +85,6 @@ def _check_structure(kind: dict[str, Any], metadata: Any) -> None:
         raise SecurityError(
             f"This recipe contains an object of {module}.{name}, which recipes cannot contain. nemo2 rejected it "
             "before importing it. Recipes contain configs, plain data and references to names."
-        )
-
-
-def _refuse_bombs(tree: Any) -> None:
-    """Reject objects that contain each other so often that walking the recipe would never end."""
-    objects = tree.get("objects") if isinstance(tree, dict) else None
-    if not isinstance(objects, dict):
-        return
-    if not has_at_most_values(tree.get("root"), objects, most=MOST_VALUES):
-        raise ConfigError(
-            f"This is not a recipe in JSON: its objects contain each other and add up to more than {MOST_VALUES} "
-            "values."
         )
 
 

@@ -12,6 +12,8 @@ import typing
 from datetime import timedelta
 from typing import Any
 
+from nemo2.errors import SecurityError
+
 _CONSTANTS = {"none": None, "null": None, "true": True, "false": False}
 SEQUENCES: dict[Any, Any] = {
     list: list,
@@ -104,7 +106,6 @@ def named_object(text: str) -> Any:
         WrongType: there is none, or it isn't on the allow-list of `nemo2.config.policy`.
     """
     from nemo2.config.policy import RecipePolicy
-    from nemo2.errors import SecurityError
 
     policy = RecipePolicy()
     module, _, symbol = text.partition(":") if ":" in text else text.rpartition(".")

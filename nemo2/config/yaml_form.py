@@ -81,11 +81,7 @@ def from_yaml(text: str | bytes, allowed_modules: Iterable[str] = (), *, source:
         ConfigError: the text isn't a recipe in YAML. The message lists every unknown field and every wrong value with
             its line.
     """
-    return tree_of(read(text, source), allowed_modules, source=source)
-
-
-def tree_of(form: Any, allowed_modules: Iterable[str] = (), *, source: str = "YAML") -> Any:
-    """The recipe, or the part of one, that a mapping of `read` describes. Raises the errors of `from_yaml`."""
+    form = read(text, source)
     policy = RecipePolicy(allowed_modules)
     _check_names(form, policy)
     reader = _Reader(policy, source)

@@ -9,12 +9,12 @@ from types import ModuleType
 from typing import Any, Optional
 
 from nemo2.base.names import did_you_mean
-from nemo2.from_nemo.names import MODULES, find, module_of
+from nemo2.from_nemo.names import MODULES, PACKAGES, find, module_of
 
 
 def nemo_module(path: str) -> Optional[ModuleType]:
     """The names of NeMo's module or package ``path``. None: nemo2 knows no such path."""
-    is_module = module_of(path) is not None or any(one.startswith(f"{path}.") for one in MODULES)
+    is_module = module_of(path) is not None or any(one.startswith(f"{path}.") for one in (*MODULES, *PACKAGES))
     return _NemoModule(path) if is_module else None
 
 
@@ -38,5 +38,6 @@ class _NemoModule(ModuleType):
 
     def __dir__(self) -> list[str]:
         home = module_of(self.__name__)
-        inner = {one[len(self.__name__) + 1 :].split(".")[0] for one in MODULES if one.startswith(f"{self.__name__}.")}
+        below = f"{self.__name__}."
+        inner = {one.removeprefix(below).split(".")[0] for one in (*MODULES, *PACKAGES) if one.startswith(below)}
         return sorted({*inner, *(vars(import_module(home)) if home is not None else ())})

@@ -54,9 +54,6 @@ MODULES = {
     "nemo.lightning.fabric.strategies": "nemo2.training.fabric",
     "nemo.lightning.megatron_parallel": "nemo2.mcore.parallel.megatron_parallel",
     "nemo.lightning.pytorch.callbacks": "nemo2.callbacks",
-    "nemo.lightning.pytorch.optim.base": "nemo2.mcore.optim.base",
-    "nemo.lightning.pytorch.optim.megatron": "nemo2.mcore.optim.megatron",
-    "nemo.lightning.pytorch.optim.pytorch": "nemo2.mcore.optim.pytorch",
     "nemo.lightning.pytorch.plugins": "nemo2",
     "nemo.lightning.pytorch.plugins.data_sampler": "nemo2.data",
     "nemo.lightning.pytorch.plugins.mixed_precision": "nemo2.mcore.precision",
@@ -65,7 +62,6 @@ MODULES = {
     "nemo.lightning.nemo_logger": "nemo2.training.run_dir.logger",
     "nemo.lightning.ckpt_utils": "nemo2.checkpoint.directory",
     "nemo.lightning.resume": "nemo2.checkpoint.auto_resume",
-    "nemo.lightning.pytorch.optim.lr_scheduler": "nemo2.mcore.optim.lr_scheduler",
     "nemo.collections.llm": "nemo2.llm",
     "nemo.collections.llm.api": "nemo2.llm",
     "nemo.collections.llm.distillation": "nemo2.llm.distillation",
@@ -84,22 +80,11 @@ MODULES = {
     "nemo.collections.llm.modelopt.prune": "nemo2.llm.pruning",
     "nemo.collections.llm.modelopt.quantization": "nemo2.llm.quantization",
     "nemo.collections.llm.peft": "nemo2.llm.peft",
-    "nemo.collections.llm.peft.canonical_lora": "nemo2.models.peft.canonical_lora",
-    "nemo.collections.llm.peft.dora": "nemo2.models.peft.dora",
-    "nemo.collections.llm.peft.lora": "nemo2.models.peft.lora",
     "nemo.lightning.io": "nemo2.llm.io",
     "nemo.lightning.run.plugins": "nemo2.plugins",
     "nemo.collections.llm.fn": "nemo2.llm.fn",
     "nemo.collections.llm.fn.activation": "nemo2.llm.fn",
     "nemo.collections.llm.recipes": "nemo2.recipes",
-    "nemo.collections.llm.recipes.callbacks.common": "nemo2.recipes.callbacks.common",
-    "nemo.collections.llm.recipes.finetune_default": "nemo2.recipes.finetune_default",
-    "nemo.collections.llm.recipes.log.default": "nemo2.recipes.log.default",
-    "nemo.collections.llm.recipes.optim.adam": "nemo2.recipes.optim.adam",
-    "nemo.collections.llm.recipes.optim.sgd": "nemo2.recipes.optim.sgd",
-    "nemo.collections.llm.recipes.precision.mixed_precision": "nemo2.recipes.precision.mixed_precision",
-    "nemo.collections.llm.recipes.run.executor": "nemo2.recipes.run.executor",
-    "nemo.collections.llm.recipes.tp_overlap_configs.userbuffers": "nemo2.recipes.tp_overlap_configs.userbuffers",
 }
 """Modules that scripts import as modules."""
 _CALLBACKS = """
@@ -108,11 +93,14 @@ preemption progress_bar progress_printer pytorch_profiler
 """
 MODULES |= {f"nemo.lightning.pytorch.callbacks.{name}": "nemo2.callbacks" for name in _CALLBACKS.split()}
 
-_PACKAGES = {
+PACKAGES = {
     "nemo.collections.llm.gpt.model": "nemo2.models",
+    "nemo.collections.llm.peft": "nemo2.models.peft",
+    "nemo.collections.llm.recipes": "nemo2.recipes",
     "nemo.lightning.pytorch.callbacks": "nemo2.callbacks",
+    "nemo.lightning.pytorch.optim": "nemo2.mcore.optim",
 }
-"""Packages whose modules have NeMo's names."""
+"""Packages whose modules have NeMo's names, also in packages inside them."""
 
 RENAMED = {
     "MegatronOptim": "nemo2:MegatronOptimizerModule",
@@ -309,13 +297,14 @@ def module_of(path: str) -> Optional[str]:
     """nemo2's counterpart of NeMo's module ``path``. None: there is none."""
     if path in MODULES:
         return MODULES[path]
-    prefix, _, last = path.rpartition(".")
-    from nemo2 import recipes
-
-    if prefix == "nemo.collections.llm.recipes" and last in recipes.names():
-        return f"nemo2.recipes.{last}"
-    own = f"{_PACKAGES[prefix]}.{last}" if prefix in _PACKAGES else ""
-    return own if own and find_spec(own) else None
+    package = next((one for one in PACKAGES if f"{path}.".startswith(f"{one}.")), None)
+    if package is None or "._" in path:
+        return None
+    own = PACKAGES[package] + path.removeprefix(package)
+    try:
+        return own if find_spec(own) else None
+    except ModuleNotFoundError:  # what stands before its last dot is no package
+        return None
 
 
 def _home(name: str) -> Optional[str]:

@@ -18,7 +18,7 @@ import torch
 from megatron.core.transformer.enums import AttnBackend
 
 from nemo2.base.files import why_not_inside
-from nemo2.base.names import did_you_mean
+from nemo2.base.names import did_you_mean, shortened
 from nemo2.checkpoint.auto_resume import AutoResume, RestoreConfig
 from nemo2.checkpoint.directory import CONTEXT_PATH
 from nemo2.checkpoint.foreign_files import nemo_adapters, refuse_links
@@ -283,7 +283,8 @@ class _Conversion:
                 self._set(plugin, name, model[name], f"trainer.plugins.{name}")
 
     def _leave(self, path: str, value: Any, reason: str) -> None:
-        self.left.append(NotConverted(path, _shortened(value), " ".join(reason.split()).rstrip(".") + "."))
+        text = shortened(str(value) if isinstance(value, Call | Named) else repr(value), 120)
+        self.left.append(NotConverted(path, text, " ".join(reason.split()).rstrip(".") + "."))
 
 
 def _parts_of_context(context: dict[str, Any]) -> dict[str, Any]:
@@ -352,8 +353,3 @@ def _name_of(folder: Path) -> str:
     folder = folder.absolute()
     run = folder.parents[2] if folder.name == CONTEXT_PATH and folder.parent.parent.name == "checkpoints" else folder
     return "from_" + "".join(letter if letter.isalnum() or letter in "_-" else "_" for letter in run.name)[:60]
-
-
-def _shortened(value: Any) -> str:
-    text = str(value) if isinstance(value, Call | Named) else repr(value)
-    return text if len(text) <= 120 else text[:117] + "..."

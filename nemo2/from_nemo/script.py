@@ -11,6 +11,7 @@ from typing import NamedTuple, Optional
 
 from nemo2.config.aliases import aliases_of, gone, parameter_names
 from nemo2.errors import ConfigError
+from nemo2.from_nemo.names import find, module_of, reason_of
 
 
 class Translation(NamedTuple):
@@ -70,8 +71,6 @@ def _rewritten(node: "ast.Import | ast.ImportFrom") -> tuple[Optional[list[str]]
         return None, []
     written, problems = [], []
     for one in node.names:
-        from nemo2.from_nemo.names import module_of
-
         home = module_of(one.name) if _of_nemo(one.name) else one.name
         if home is None:
             problems.append(f"import {one.name}: nemo2 has no such module")
@@ -87,8 +86,6 @@ def _rewritten(node: "ast.Import | ast.ImportFrom") -> tuple[Optional[list[str]]
 
 
 def _of_names(node: ast.ImportFrom) -> tuple[list[str], list[str]]:
-    from nemo2.from_nemo.names import find, module_of, reason_of
-
     by_home: dict[str, list[str]] = {}
     written: list[str] = []
     problems: list[str] = []
@@ -148,8 +145,6 @@ def _has(module: str, name: str) -> bool:
 
 def _modules_named_by(node: "ast.Import | ast.ImportFrom") -> dict[str, str]:
     """Names in the script that stand for NeMo's modules, with nemo2's modules."""
-    from nemo2.from_nemo.names import module_of
-
     modules = {}
     for one in node.names:
         full = f"{node.module}.{one.name}" if isinstance(node, ast.ImportFrom) else one.name
@@ -161,8 +156,6 @@ def _modules_named_by(node: "ast.Import | ast.ImportFrom") -> dict[str, str]:
 
 def _unknown_attributes(tree: ast.AST, aliases: dict[str, str], *, without: list[ast.AST]) -> Iterator[tuple[int, str]]:
     """Uses of a module's attribute that nemo2's module lacks, such as ``nl.io`` or ``llm.deploy``."""
-    from nemo2.from_nemo.names import find
-
     for node in ast.walk(tree):
         if node in without:
             continue

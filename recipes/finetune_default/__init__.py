@@ -82,6 +82,7 @@ def default_finetune_trainer(
     means all batches.
     """
     from nemo2 import MegatronStrategy, Trainer
+    from nemo2.callbacks.timing import TimingCallback
     from nemo2.recipes.precision.mixed_precision import bf16_mixed
 
     strategy = Config(
@@ -108,7 +109,7 @@ def default_finetune_trainer(
         max_steps=max_steps,
         strategy=strategy,
         plugins=bf16_mixed(),
-        callbacks=_timing(),
+        callbacks=[Config(TimingCallback)],
         **settings,
     )
 
@@ -144,7 +145,8 @@ def nemo_resume(model_id: Optional[str]) -> Config[Any]:
 
     resume: Any = default_resume()
     if model_id is not None:
-        resume.restore_config = Config(RestoreConfig, path=_as_path(model_id))
+        is_path = "://" in model_id or model_id.startswith(("/", ".", "~"))
+        resume.restore_config = Config(RestoreConfig, path=model_id if is_path else f"nemo://{model_id}")
     return resume
 
 
@@ -160,14 +162,3 @@ def dora() -> Config[Any]:
     from nemo2.models.peft import DoRA
 
     return Config(DoRA)
-
-
-def _as_path(model_id: str) -> str:
-    is_path = "://" in model_id or model_id.startswith(("/", ".", "~"))
-    return model_id if is_path else f"nemo://{model_id}"
-
-
-def _timing() -> list[Any]:
-    from nemo2.callbacks.timing import TimingCallback
-
-    return [Config(TimingCallback)]

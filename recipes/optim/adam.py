@@ -9,7 +9,7 @@ from torch.optim import Adam
 
 from nemo2.config import Config
 from nemo2.mcore.optim.pytorch import fused_adam
-from nemo2.recipes.optim._torch import annealed, flat
+from nemo2.recipes.optim._common import annealed, flat
 
 
 def distributed_fused_adam_with_cosine_annealing(
@@ -29,7 +29,6 @@ def distributed_fused_adam_with_cosine_annealing(
     plugin sets the dtypes of model, gradients and optimizer together. ``constant_steps`` keep ``min_lr`` at the end.
     """
     from nemo2 import MegatronOptimizerModule
-    from nemo2.mcore.optim.lr_scheduler import CosineAnnealingScheduler
 
     config = Config(
         OptimizerConfig,
@@ -45,16 +44,8 @@ def distributed_fused_adam_with_cosine_annealing(
     if precision is not None:
         config.bf16 = precision in ("bf16-mixed", "bf16")
         config.fp16 = precision in ("16-mixed", "fp16", "16")
-    return Config(
-        MegatronOptimizerModule,
-        config=config,
-        lr_scheduler=Config(
-            CosineAnnealingScheduler,
-            warmup_steps=warmup_steps,
-            constant_steps=constant_steps,
-            min_lr=min_lr if min_lr is not None else 0.1 * max_lr,
-        ),
-    )
+    optim = Config(MegatronOptimizerModule, config=config)
+    return annealed(optim, max_lr=max_lr, min_lr=min_lr, warmup_steps=warmup_steps, constant_steps=constant_steps)
 
 
 def pytorch_adam_with_cosine_annealing(

@@ -6,7 +6,7 @@ from typing import Optional
 from torch.optim import SGD
 
 from nemo2.config import Config
-from nemo2.recipes.optim._torch import annealed, flat
+from nemo2.recipes.optim._common import annealed, flat
 
 
 def pytorch_sgd_with_cosine_annealing(

@@ -292,7 +292,7 @@ def test_finetune_hands_the_method_and_the_changes_to_the_launcher(monkeypatch, 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["llama3_8b", "--peft", "lore"], "did you mean 'lora'"),
+        (["llama3_8b", "--peft", "lore"], "--peft lore: must be one of 'lora', 'dora', 'full'"),
         (["llama3_8b:full", "--peft", "lora"], "llama3_8b:full sets full, and --peft sets lora"),
         (["llama3_8b_16k"], "llama3_8b_16k has no fine-tuning recipe"),
         (["llama3_9b"], "There is no recipe 'llama3_9b'"),

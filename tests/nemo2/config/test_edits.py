@@ -29,8 +29,9 @@ def changed() -> Any:
     return tree
 
 
-def text(old: Any, new: Any, **settings: Any) -> list[str]:
-    return [f"{mark} {line}" for mark, line in describe(edits(old, new), **settings)]
+def text(old: Any, new: Any, *, everything: bool = False) -> list[str]:
+    steps = [step for step in edits(old, new) if everything or not step.changes_nothing]
+    return [f"{mark} {line}" for mark, line in describe(steps)]
 
 
 def test_what_is_shown_is_what_differs_in_effect() -> None:

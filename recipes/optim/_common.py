@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Helpers for the factories of torch's optimizers."""
+"""What the factories of optimizers share."""
 
 from collections.abc import Callable
 from typing import Any, Optional
@@ -15,7 +15,7 @@ def flat(optimizer: Callable[..., Any], **settings: Any) -> Any:
 
 
 def annealed(optim: Any, *, max_lr: float, min_lr: Optional[float], warmup_steps: int, constant_steps: int) -> Any:
-    """``made`` with a linear warm-up and a cosine from ``max_lr`` down to ``min_lr`` (None: a tenth)."""
+    """``optim`` with a linear warm-up and a cosine from ``max_lr`` down to ``min_lr`` (None: a tenth)."""
     optim.lr_scheduler = Config(
         CosineAnnealingScheduler,
         warmup_steps=warmup_steps,
