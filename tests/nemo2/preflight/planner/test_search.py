@@ -24,7 +24,7 @@ def found(name: str, gpus: int, *changes: str) -> SearchResult:
     return search(read_recipe(on(recipe, Machine(count=gpus)), gpu("H100")), limit=3)
 
 
-@pytest.mark.parametrize(("name", "gpus"), [("llama3_70b", 64), ("mixtral_8x7b", 16)])
+@pytest.mark.parametrize(("name", "gpus"), [("llama3_70b", 64), ("mixtral_8x7b", 32)])
 def test_what_is_found_is_legal_and_is_what_its_overrides_make(name: str, gpus: int) -> None:
     result = found(name, gpus)
     assert len(result.best) == 3 and len({one.layout for one in result.best}) == 3
