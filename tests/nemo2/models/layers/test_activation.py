@@ -4,6 +4,7 @@
 import math
 import pickle
 
+import pytest
 import torch
 
 from nemo2.llm.fn import openai_gelu, quick_gelu, squared_relu
@@ -24,6 +25,7 @@ def test_activations_are_the_very_functions_that_configurations_use_and_are_comp
         assert getattr(fn, name) is config.__dataclass_fields__["activation_func"].default, name
 
 
+@pytest.mark.slow
 @torch.compiler.set_stance("force_eager")  # each would be compiled for some seconds
 def test_activations_are_their_formulas():
     for x, relu, tanh, quick in zip(X.tolist(), squared_relu(X), openai_gelu(X), quick_gelu(X), strict=True):
