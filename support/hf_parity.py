@@ -9,7 +9,7 @@ Megatron-Core's sharded state.
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Optional
 
 import torch
 from torch import Tensor
@@ -53,6 +53,40 @@ def write(model: Any, folder: Path, row: Row) -> None:
         )
         save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / "model.safetensors")
         (folder / "config.json").write_text(json.dumps(config))
+
+
+UNKNOWN_FIELDS = {
+    "bos_token_id": 1,
+    "eos_token_id": [2, 8],
+    "pad_token_id": 0,
+    "residual_in_fp32": True,
+    "time_step_min": 0.0123,
+    "a_field_of_the_future": {"any": ["value"]},
+    "transformers_version": "4.99.0",
+}
+"""Fields that nemo2's configuration doesn't have."""
+AS_ANOTHER = ("ChatGLM 3 (by a GLM)", "Qwen 3.5 MoE, stacked")
+"""Rows that are exported in a form that transformers reads without the release's code."""
+
+
+def add_unknown_fields(release: Path, *, longest: Optional[int] = None) -> dict[str, Any]:
+    """config.json of a release after `UNKNOWN_FIELDS` were written to it, and ``longest`` as the longest sequence, unless that
+    decides what the model computes."""
+    config = json.loads((release / "config.json").read_text()) | UNKNOWN_FIELDS
+    stretched = (config.get("rope_parameters") or config.get("rope_scaling") or {}).get(
+        "rope_type", "default"
+    ) != "default"
+    if longest is not None and isinstance(config.get("max_position_embeddings"), int) and not stretched:
+        config["max_position_embeddings"] = longest
+    (release / "config.json").write_text(json.dumps(config))
+    return config
+
+
+def comparable(name: str, *configs: dict[str, Any]) -> list[dict[str, Any]]:
+    """What an export has of each config.json: all, or the special tokens of rows that are exported as another model."""
+    from nemo2.models.conversion.settings import SPECIAL_TOKENS
+
+    return [{field: config[field] for field in SPECIAL_TOKENS} if name in AS_ANOTHER else config for config in configs]
 
 
 def tokens() -> Tensor:

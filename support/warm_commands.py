@@ -233,6 +233,8 @@ def started(folder: Path, scripts: Sequence[str] = ("nemo2",)) -> Iterator[dict[
     try:
         yield connection.recv()
     finally:
+        with contextlib.suppress(OSError):  # not by closing alone: a fork of this process may have the connection too
+            connection.send(None)
         connection.close()
         process.join(60)
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from support.nightly import each_case, requested
 from support.resharding import read_tensors
 
 MODEL = {"layers": 4, "steps": 4, "calculate_per_token_loss": True}
@@ -92,11 +93,12 @@ def run_all(folder: str, layouts: dict[str, dict[str, Any]], reference: str) -> 
 
 
 @pytest.fixture(scope="module")
-def on_two(run_on_ranks, single, tmp_path_factory) -> list[dict[str, dict[str, Any]]]:
-    return run_on_ranks(run_all, 2, str(tmp_path_factory.mktemp("two")), LAYOUTS, single[0])
+def on_two(request, run_on_ranks, single, tmp_path_factory) -> list[dict[str, dict[str, Any]]]:
+    layouts = {name: LAYOUTS[name] for name in requested(request, "layout")}
+    return run_on_ranks(run_all, 2, str(tmp_path_factory.mktemp("two")), layouts, single[0])
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", each_case(LAYOUTS, ("tp2 sp", "pp2 vp2", "dp2 distributed optimizer", "cp2")))
 def test_two_ranks_train_as_one(single, on_two, layout):
     _, expected = single
     first, second = (results[layout] for results in on_two)
@@ -109,7 +111,7 @@ def test_two_ranks_train_as_one(single, on_two, layout):
         assert max(first["gradient_errors"].values()) < 1e-5, first["gradient_errors"]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_four_ranks_train_as_one(run_on_ranks, single, tmp_path):
     folder, expected = single
     for name, first in run_on_ranks(run_all, 4, str(tmp_path), OF_FOUR, folder)[0].items():

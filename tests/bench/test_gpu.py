@@ -130,6 +130,7 @@ def run(commands: dict[str, str], *arguments: str, module: str = "bench.gpu") ->
     )
 
 
+@pytest.mark.nightly
 def test_ours_and_the_bare_loop_run_a_toy_of_experts(tmp_path: Path, warm_commands: dict[str, str]) -> None:
     options = ["--repeats", "1", "--steps", "3", "--warm-up", "1", "--arms", "ours", "bare"]
     done = run(warm_commands, "--toy", "--only", "mixtral", *options, "--output", str(tmp_path))

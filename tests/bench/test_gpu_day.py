@@ -64,7 +64,7 @@ def wait_until(condition: Callable[[], bool]) -> None:
 def test_time_that_a_step_leaves_is_the_next_one_s(tmp_path: Path) -> None:
     plan = [
         dataclasses.replace(step(""), seconds=30),
-        dataclasses.replace(step("import time; time.sleep(3)"), name="next", seconds=0.1),
+        dataclasses.replace(step("import time; time.sleep(0.5)"), name="next", seconds=0.1),
     ]
     assert [answer["state"] for answer in run(plan, FACTS, tmp_path / "day.md")] == ["done", "done"]
 

@@ -20,11 +20,14 @@ from nemo2.config.codegen import same_tree
 from nemo2.config.show import format_value
 from nemo2.models.walker import shape_of
 from nemo2.preflight.checks import find_problems
+from support.nightly import daily_sample
 
 GOLDEN = Path(__file__).parent / "golden"
 NAMES = recipes.names()
 PERFORMANCE = [name for name in NAMES if recipes.get(name).RECIPE.performance is not None]
 VARIANTS = [(name, False) for name in NAMES] + [(name, True) for name in PERFORMANCE]
+SAMPLE = daily_sample(VARIANTS)
+"""A golden file says all of every variant, every day."""
 
 
 def build(name: str, performance_mode: bool = False) -> Any:
@@ -50,7 +53,7 @@ def test_every_golden_file_belongs_to_a_recipe() -> None:
     assert {file.name for file in GOLDEN.iterdir()} == expected
 
 
-@pytest.mark.parametrize(("name", "performance_mode"), VARIANTS)
+@pytest.mark.parametrize(("name", "performance_mode"), SAMPLE)
 def test_a_recipe_travels_as_text_and_comes_back_equal(name: str, performance_mode: bool) -> None:
     from nemo_run.core.serialization.zlib_json import ZlibJSONSerializer
 
@@ -73,7 +76,7 @@ def test_recipes_build_offline(monkeypatch: pytest.MonkeyPatch) -> None:
         build(name)
 
 
-@pytest.mark.parametrize("name", PERFORMANCE)
+@pytest.mark.parametrize("name", daily_sample(PERFORMANCE))
 def test_performance_mode_may_be_applied_to_what_has_it_already(name: str) -> None:
     assert same_tree(recipes.get(name).RECIPE.performance(build(name, True)), built(name, True))
 
@@ -84,7 +87,7 @@ def test_a_recipe_without_a_performance_mode_refuses_it() -> None:
         build(name, performance_mode=True)
 
 
-@pytest.mark.parametrize(("name", "performance_mode"), VARIANTS)
+@pytest.mark.parametrize(("name", "performance_mode"), SAMPLE)
 def test_a_recipe_passes_the_check_before_launch_as_it_ships(name: str, performance_mode: bool) -> None:
     assert find_problems(built(name, performance_mode)) == []
 

@@ -13,9 +13,10 @@ from typing import Any
 
 STEPS = 3
 ADAPTERS = ("LoRA", "DoRA", "CanonicalDoRA")
+"""The last has what the others have."""
 
 
-def main(results: Path, work: Path) -> None:
+def main(results: Path, work: Path, adapters: list[str]) -> None:
     sys.path.insert(0, str(Path(__file__).parent))
     import stand_in
 
@@ -28,7 +29,7 @@ def main(results: Path, work: Path) -> None:
     stand_in.use(stand_in.VERSIONS[-1])
     torch.distributed.init_process_group("gloo", init_method=f"file://{work / 'store'}", rank=0, world_size=1)
     found: dict[str, Any] = {}
-    for adapter in ADAPTERS:
+    for adapter in adapters:
         for name, on in (("plain", False), ("engine", True)):
             switch["on"] = on
             found.setdefault(adapter, {})[name] = crossing._told(tuned, work, adapter)
@@ -82,4 +83,4 @@ def tuned(work: Path, adapter: str) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]))
+    main(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:])

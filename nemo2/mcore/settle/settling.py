@@ -109,9 +109,9 @@ def settle(recipe: Any, machine: Machine, *, parts: Optional[Parts] = None, layo
         refusals.append(Refusal("nodes-and-devices-are-counts", str(error), "trainer.devices"))
     if strategy is None or not hasattr(strategy, "ddp_config"):
         return Settled(machine=machine, layout=layout or Layout(), refusals=tuple(refusals), world=world)
-    layout = layout or strategy.layout
+    sizes: Layout = layout or strategy.layout
     parallelism = copy.copy(strategy.parallelism)  # with its record of explicit fields
-    vars(parallelism).update(layout.fields())
+    vars(parallelism).update(sizes.fields())
     run = RunSettings(
         parallelism=parallelism,
         ddp_config=strategy.ddp_config,
@@ -121,7 +121,7 @@ def settle(recipe: Any, machine: Machine, *, parts: Optional[Parts] = None, layo
     )
     with quietly():
         settled, attempts = settle_run(run, machine), _Attempts()
-        size = world.size if world is not None else layout.model_parallel_size
+        size = world.size if world is not None else sizes.model_parallel_size
         decisions = None
         if not settled.refused("one-switch-for-the-distributed-optimizer"):  # else the callback would tell it again
             decisions = attempts.attempt(RULE, lambda: _decide(recipe, settled, size, attempts))

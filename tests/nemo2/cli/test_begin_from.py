@@ -30,7 +30,9 @@ def nemo2(*words: str) -> None:
 
 
 @pytest.mark.usefixtures("warm_interpreter")
-@pytest.mark.parametrize(("peft", "dtype"), [("full", "bfloat16"), ("lora", "float32")])
+@pytest.mark.parametrize(
+    ("peft", "dtype"), [pytest.param("full", "bfloat16", marks=pytest.mark.nightly), ("lora", "float32")]
+)
 def test_three_commands_from_a_folder_to_a_folder_that_transformers_loads(
     folder: Path, tmp_path: Path, peft: str, dtype: str
 ) -> None:

@@ -18,6 +18,7 @@ from nemo2.config.codegen import function_source, run_function, same_tree
 from nemo2.config.edits import edits_source
 from nemo2.errors import ConfigError
 from support.config_samples import DDP, BigModel, Callback, Mode, Model, Options, Strategy, recipe, train
+from support.nightly import daily_and_nightly
 
 
 def rebuilt(tree: Any) -> Any:
@@ -31,11 +32,14 @@ def in_trainer(value: Any) -> Any:
     return tree
 
 
-def test_every_recipe_comes_back_equal_travels_as_the_same_text_and_needs_no_formatter(tmp_path: Path) -> None:
+@pytest.mark.parametrize("names", daily_and_nightly(recipes.names(), recipes.names()[::8]))
+def test_every_recipe_comes_back_equal_travels_as_the_same_text_and_needs_no_formatter(
+    tmp_path: Path, names: list[str]
+) -> None:
     from nemo_run.core.serialization.zlib_json import ZlibJSONSerializer
 
     wire = ZlibJSONSerializer()
-    for name in recipes.names():
+    for name in names:
         modes = (False, True) if recipes.get(name).RECIPE.performance is not None else (False,)
         for performance_mode in modes:
             tree = recipes.get(name).pretrain_recipe(performance_mode=performance_mode)

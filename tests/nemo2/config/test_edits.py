@@ -14,6 +14,7 @@ from nemo2.config.codegen import run_function, same_tree
 from nemo2.config.edits import describe, edits, edits_source
 from nemo2.errors import ConfigError
 from support.config_samples import DDP, BigModel, Callback, LoudCallback, Mode, Model, Options, recipe, write_result
+from support.nightly import daily_and_nightly
 
 
 def changed() -> Any:
@@ -118,8 +119,9 @@ def test_the_code_run_on_the_first_gives_the_second(first: str, second: str) -> 
     assert run_function(edits_source(old, new), "edit", copy.deepcopy(old)) == new
 
 
-def test_every_recipe_turns_into_the_next_and_back_by_code() -> None:
-    trees = [recipes.get(name).pretrain_recipe() for name in recipes.names()]
+@pytest.mark.parametrize("names", daily_and_nightly(recipes.names(), recipes.names()[::8]))
+def test_every_recipe_turns_into_the_next_and_back_by_code(names: list[str]) -> None:
+    trees = [recipes.get(name).pretrain_recipe() for name in names]
     for old, new in itertools.pairwise([*trees, trees[0]]):
         for before, after in ((old, new), (new, old)):
             assert same_tree(run_function(edits_source(before, after), "edit", copy.deepcopy(before)), after)

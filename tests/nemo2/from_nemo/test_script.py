@@ -383,6 +383,7 @@ def test_arguments_are_attributes_of_the_live_object_and_a_name_that_means_nothi
             live.no_such_thing = 1
 
 
+@pytest.mark.nightly  # ten seconds of imports
 def test_a_field_of_the_model_on_the_strategy_is_moved_in_a_process_that_has_loaded_no_model() -> None:
     line = "recipe.trainer.strategy.hidden_size = 8"
     code = f"from nemo2.from_nemo.script import translated; print(translated({line!r}).text)"

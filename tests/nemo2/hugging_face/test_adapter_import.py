@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from nemo2.errors import CheckpointError, ConfigError, Nemo2Error
-from support import small_runs
+from support import nightly, small_runs
 from support.peft_models import logits_of, made_by_peft, steps
 from support.tiny_releases import released
 
@@ -56,6 +56,14 @@ KINDS = {
     "latent attention": "LoRA",
 }
 TRAINED = ("biases", "modules in full")
+DAILY = (
+    "ranks and alphas by pattern",
+    "DoRA of some parts",
+    "fused already",
+    "beside experts",
+    "latent attention",
+    *TRAINED,
+)
 STEPS, RATE = 3, 1e-3
 
 
@@ -136,9 +144,9 @@ def trained(folder: str, theirs: Any, imported: Path, method: Any, place: str) -
     }
 
 
-def all_compared(directory: str) -> dict[str, Any]:
+def all_compared(directory: str, names: list[str]) -> dict[str, Any]:
     small_runs.quiet()
-    found = {name: compared(directory, name) for name in CASES}
+    found = {name: compared(directory, name) for name in names}
     return found | {"over a checkpoint": over_a_checkpoint(directory), "another base": with_another_base(directory)}
 
 
@@ -183,11 +191,12 @@ def with_another_base(directory: str) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def runs(run_on_ranks, tmp_path_factory) -> dict[str, Any]:
-    return run_on_ranks(all_compared, 1, str(tmp_path_factory.mktemp("imported")), timeout=300)[0]
+def runs(request, run_on_ranks, tmp_path_factory) -> dict[str, Any]:
+    folder, names = str(tmp_path_factory.mktemp("imported")), nightly.requested(request, "name")
+    return run_on_ranks(all_compared, 1, folder, [*dict.fromkeys([*names, "DoRA of some parts"])], timeout=300)[0]
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", nightly.each_case(CASES, DAILY))
 def test_our_model_says_what_pefts_says_and_so_does_what_is_exported_again(runs, name):
     found = runs[name]
     assert found["without"] > 1e-3  # the adapter makes a difference

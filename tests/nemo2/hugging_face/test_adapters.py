@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from support import small_runs
+from support import nightly, small_runs
 from support.peft_models import logits_of, steps
 from support.tiny_releases import model_of, released
 
@@ -30,6 +30,7 @@ ALIKE = [
     if (kind == "CanonicalLoRA" and family != "phi3") or targets == SINGLE
 ]
 """Where peft has the same parameters. Of a fused layer's parts it has a first factor each, and ours may share one."""
+DAILY = ("llama", "llama, DoRA", "qwen2, parts", "phi3, parts", EXPERTS)
 STEPS = 10
 RATE = 1e-3
 
@@ -111,16 +112,17 @@ def imported_again(adapter: Any, folder: str, place: str) -> Any:
         return logits(parallel.unwrapped[0])
 
 
-def all_compared(directory: str) -> dict[str, Any]:
-    return {name: compared(directory, name) for name in CASES}
+def all_compared(directory: str, names: list[str]) -> dict[str, Any]:
+    return {name: compared(directory, name) for name in names}
 
 
 @pytest.fixture(scope="module")
-def runs(run_on_ranks, tmp_path_factory) -> dict[str, Any]:
-    return run_on_ranks(all_compared, 1, str(tmp_path_factory.mktemp("adapters")), timeout=240)[0]
+def runs(request, run_on_ranks, tmp_path_factory) -> dict[str, Any]:
+    folder, names = str(tmp_path_factory.mktemp("adapters")), nightly.requested(request, "name")
+    return run_on_ranks(all_compared, 1, folder, [*dict.fromkeys([*names, EXPERTS])], timeout=240)[0]
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", nightly.each_case(CASES, DAILY))
 def test_peft_says_what_our_model_says_with_its_adapters(runs, name):
     assert runs[name]["trained"] > 0
     assert runs[name]["difference"] < 1e-6
@@ -130,7 +132,7 @@ def test_additions_beside_experts_come_back_as_they_went(runs):
     assert runs[EXPERTS]["back"] < 1e-6
 
 
-@pytest.mark.parametrize("name", ALIKE)
+@pytest.mark.parametrize("name", nightly.each_case(ALIKE, [name for name in ALIKE if name in DAILY]))
 def test_ten_steps_are_those_that_peft_takes(runs, name):
     found = runs[name]
     assert len(set(found["ours"])) == STEPS

@@ -43,7 +43,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("kind", ["imported", "release"])
+@pytest.mark.parametrize("kind", ["imported", pytest.param("release", marks=pytest.mark.nightly)])
 def test_rows_are_padded_for_the_tensor_parallel_ranks(run_on_ranks: Any, folder: Path, kind: str) -> None:
     """The loss is that of one process; what is saved is read by one process and exported with the release's rows."""
     from nemo2.hugging_face.exporting import export_weights

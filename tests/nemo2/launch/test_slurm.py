@@ -115,6 +115,13 @@ def run_script(one, **variables):
     return subprocess.run(["bash", script], env=env, capture_output=True, text=True, timeout=60, check=False)
 
 
+def each_sleep_lasts(slurm, seconds):
+    """For scripts that look again after some seconds."""
+    real = shutil.which("sleep", path=os.defpath)
+    (slurm / "sleep").write_text(f"#!/bin/bash\nexec {real} {seconds}\n")
+    (slurm / "sleep").chmod(0o755)
+
+
 def tasks(one):
     files = sorted(Path(one.folder, "lives", "0").glob("task-*.out"))
     return [json.loads(file.read_text().splitlines()[-1]) for file in files]
@@ -196,8 +203,7 @@ def test_what_set_up_lines_set_of_the_shell_changes_nothing_of_the_script(slurm,
 def test_a_run_of_more_than_five_minutes_ends_as_a_short_one(slurm, tmp_path):
     """The process that watches for tasks that can't start has ended by then, and ``kill`` fails."""
     one = job(tmp_path, starter="srun", nodes=1, devices=1, setup_lines="set -euo pipefail")
-    (slurm / "sleep").write_text("#!/bin/bash\nexit 0\n")  # five minutes are over at once
-    (slurm / "sleep").chmod(0o755)
+    each_sleep_lasts(slurm, 0)  # five minutes are over at once
     (Path(one.folder) / "program.py").write_text("import time; time.sleep(3)")
     assert run_script(one).returncode == 0 and history(Path(one.folder))[0]["verdict"] == "done"
 
@@ -240,13 +246,14 @@ def test_a_job_whose_script_is_killed_is_judged_beside_the_first_rank(slurm, tmp
 
     The four scripts are killed together, for a verdict that isn't given shows only in the time that it would take.
     """
+    each_sleep_lasts(slurm, 0.2)
     killed = {
         by: killed_script(slurm, tmp_path / f"ended by {by}", by)
         for by in ("something", "slurm", "a later life", "another node")
     }
     asked = slurm / "scontrol.asked"
     wait_until(lambda: "requeue" in asked.read_text())
-    time.sleep(12)  # twice as long as it takes to look
+    time.sleep(5)  # far longer than it takes to look
     assert asked.read_text().count("requeue") == 1 and "requeue 1\n" in asked.read_text()
     verdicts = {by: [life["verdict"] for life in history(folder)] for by, folder in killed.items()}
     assert verdicts == {"something": ["again"], "slurm": [], "a later life": [], "another node": []}
@@ -415,8 +422,7 @@ def test_a_task_that_a_node_cant_start_ends_the_others_and_is_told(slurm, tmp_pa
     log = Path(one.folder) / "job-12345.out"
     line = "srun: error: task 1 launch failed: Slurmd could not connect IO"
     (slurm / "srun").write_text(f"#!/bin/bash\necho '{line}' >>'{log}'; exec {shutil.which('sleep')} 600\n")
-    (slurm / "sleep").write_text(f"#!/bin/bash\nexec {shutil.which('sleep')} 0.05\n")
-    (slurm / "sleep").chmod(0o755)
+    each_sleep_lasts(slurm, 0.05)
     done = run_script(one)
     assert "life 0: failed" in done.stdout
     assert "could not connect IO" in history(Path(one.folder))[0]["message"]

@@ -3,7 +3,6 @@
 
 import os
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -134,16 +133,16 @@ def test_the_file_that_was_opened_is_the_one_that_is_judged(home, monkeypatch):
         read_trusted(file, effect="it decides")
 
 
-def test_nemo_runs_own_command_does_not_run_a_strangers_workspace(home):
+def test_nemo_runs_own_command_does_not_run_a_strangers_workspace(home, warm_interpreter):
     file = workspace(home)
     os.chown(file, STRANGER, STRANGER)
-    program = "import nemo_run as run\nfrom nemo2 import llm\nrun.cli.main(llm.pretrain)\n"
+    program = write(home / "own.py", "import nemo_run as run\nfrom nemo2 import llm\nrun.cli.main(llm.pretrain)\n")
     done = subprocess.run(
-        [sys.executable, "-c", program, "--factory", "llama_tiny", "--dryrun", "--yes"],
+        [warm_interpreter, str(program), "--factory", "llama_tiny", "--dryrun", "--yes"],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=60,
         check=False,
     )
     assert done.returncode != 0 and "belongs to another user" in done.stderr

@@ -11,6 +11,7 @@ import torch
 from nemo2.errors import ConfigError
 from support import small_runs
 from support.described_models import described
+from support.nightly import each_case
 
 TEACHER = {"num_layers": 4, "hidden_size": 64, "ffn_hidden_size": 96, "num_attention_heads": 8, "num_query_groups": 4}
 LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
@@ -134,7 +135,7 @@ def test_losses_and_gradients_are_those_of_plain_pytorch(alone: dict[str, Any], 
         assert loss < 1e-5 and gradient < 1e-4
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", each_case(LAYOUTS, ("TP 2 with SP", "PP 2")))
 def test_every_layout_learns_the_same(run_on_ranks: Any, places: Any, alone: dict[str, Any], layout: str) -> None:
     ranks, strategy = LAYOUTS[layout]
     for settings in ("warm", "top") if layout.startswith(("TP", "PP")) else ("warm",):
@@ -331,7 +332,7 @@ def rehearsed(places: dict[str, str], **strategy: Any) -> list[dict[str, int]]:
     return found
 
 
-@pytest.mark.parametrize("layout", ["TP 2 with SP", "PP 2"])
+@pytest.mark.parametrize("layout", each_case(("TP 2 with SP", "PP 2"), ["PP 2"]))
 def test_a_rehearsal_counts_the_teacher_to_the_byte(run_on_ranks: Any, places: Any, layout: str) -> None:
     ranks, strategy = LAYOUTS[layout]
     real = run_on_ranks(weighed, ranks, *places, f"weighed-{layout[:2]}", **strategy, timeout=180)

@@ -18,11 +18,9 @@ CASES = [(source, peft, "records") for source in SOURCES for peft in ("LoRA", "f
 CASES += [("release", peft, "records") for peft in METHODS if peft not in ("LoRA", "full")]
 CASES += [("release", "LoRA", samples) for samples in ("conversations", "packed")]  # `make drill` has the others
 DAILY = [
-    ("release", "LoRA", "records"),
     ("release", "full", "records"),
     ("import", "LoRA", "records"),
     ("run", "full", "records"),
-    ("release", "CanonicalDoRA", "records"),
     ("release", "LoRA", "packed"),
 ]
 

@@ -12,7 +12,7 @@ from support import hf_parity as parity
 from support.hf_models import DAILY, ROWS, VOCABULARY, released_config
 from support.nightly import daily_and_nightly
 
-LENGTHS, NEW, SOME, FEWER = (3, 7, 7, 17), 40, 24, 4
+LENGTHS, NEW, SOME, FEWER = (3, 7, 7, 17), 24, 12, 4
 LAYOUTS: dict[str, dict[str, Any]] = {
     "TP 2": {"tensor_model_parallel_size": 2},
     "TP 2, SP": {"tensor_model_parallel_size": 2, "expert_tensor_parallel_size": 2, "sequence_parallel": True},

@@ -16,6 +16,7 @@ from nemo2.data.finetuning.rendering import RENDERER, Prefix, Renderer
 from nemo2.data.finetuning.sample import Malformed
 from nemo2.errors import SecurityError
 from support import small_chats
+from support.nightly import each_case
 from support.small_chats import say
 
 LONG = say(("system", "You are helpful."), ("user", "What <|x|> ü?"), ("assistant", "Zero."), ("user", "😀 b"))
@@ -131,32 +132,32 @@ def test_a_process_that_ended_is_replaced():
 LOOPS = "{%- for number in range(9999) -%}" * 6 + "{%- endfor -%}" * 6
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "{{ '%400000000d' % 1 }}",
-        "{{ '%1000000000d' % 1 }}",
-        "{{ 'a' | center(400000000) }}",
-        "{{ 'a' * 10000000000 }}",
-        "{{ 'a'.ljust(400000000) }}",
-        "{{ '{:>400000000}'.format(1) }}",
-        "{{ ('a' * 99999).replace('a', 'b' * 99999) }}",
-        "{{ ('a' * 99999) | replace('a', 'b' * 99999) }}",
-        "{{ ('b' * 99999).join('a' * 99999) }}",
-        "{{ ['b' * 99999] * 99999 | int }}",
-        "{{ (['b' * 9999] * 99999) | join }}",
-        "{{ (range(99999) | list * 9999) | tojson }}",
-        "{{ 9 ** 9999999999 }}",
-        "{{ (9 ** 999) ** (9 ** 9) }}",
-        "{{ 'a' | indent(400000000) }}",
-        "{{ 'ab' | wordwrap(1, wrapstring='a' * 400000000) }}",
-        "{% set n = namespace(x='a') %}{% for i in range(64) %}{% set n.x = n.x + n.x %}{% endfor %}",
-        "{% for i in range(9999) %}{% for i in range(9999) %}aaaaaaaa{% endfor %}{% endfor %}",
-        "{%- for i in range(10**9) -%}{%- endfor -%}",
-        "{%- macro m() -%}{{ m() }}{%- endmacro -%}{{ m() }}",
-        LOOPS,
-    ],
-)
+ENDLESS = [
+    "{{ '%400000000d' % 1 }}",
+    "{{ '%1000000000d' % 1 }}",
+    "{{ 'a' | center(400000000) }}",
+    "{{ 'a' * 10000000000 }}",
+    "{{ 'a'.ljust(400000000) }}",
+    "{{ '{:>400000000}'.format(1) }}",
+    "{{ ('a' * 99999).replace('a', 'b' * 99999) }}",
+    "{{ ('a' * 99999) | replace('a', 'b' * 99999) }}",
+    "{{ ('b' * 99999).join('a' * 99999) }}",
+    "{{ ['b' * 99999] * 99999 | int }}",
+    "{{ (['b' * 9999] * 99999) | join }}",
+    "{{ (range(99999) | list * 9999) | tojson }}",
+    "{{ 9 ** 9999999999 }}",
+    "{{ (9 ** 999) ** (9 ** 9) }}",
+    "{{ 'a' | indent(400000000) }}",
+    "{{ 'ab' | wordwrap(1, wrapstring='a' * 400000000) }}",
+    "{% set n = namespace(x='a') %}{% for i in range(64) %}{% set n.x = n.x + n.x %}{% endfor %}",
+    "{% for i in range(9999) %}{% for i in range(9999) %}aaaaaaaa{% endfor %}{% endfor %}",
+    "{%- for i in range(10**9) -%}{%- endfor -%}",
+    "{%- macro m() -%}{{ m() }}{%- endmacro -%}{{ m() }}",
+    LOOPS,
+]
+
+
+@pytest.mark.parametrize("text", each_case(ENDLESS, ENDLESS[::3]))
 def test_the_process_is_limited_whatever_the_template_uses(small, text):
     with pytest.raises(SecurityError, match="chat template of this test was stopped") as caught:
         rendered(text, [], renderer=small)

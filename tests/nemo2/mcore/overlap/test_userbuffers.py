@@ -24,6 +24,7 @@ from nemo2.mcore.overlap.tp_overlap_cfg import userbuffer_settings
 from nemo2.mcore.overlap.tp_switches import switches_of
 from nemo2.mcore.overlap.userbuffers import start_userbuffers, stop_userbuffers, without_userbuffers
 from nemo2.models.llama import LlamaConfig
+from support.nightly import each_case, requested
 
 ROOT = Path(__file__).parents[4]
 FOLDER = ROOT / "tests" / "transformer_engine"
@@ -96,7 +97,7 @@ def test_gpus_without_multicast_exchange_through_handles(
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """A performance-mode recipe on two ranks, entry by entry and version by version."""
     work = tmp_path_factory.mktemp("runs")
     environment = os.environ | {
@@ -110,6 +111,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
     }
     command = [sys.executable, "-W", "ignore", str(FOLDER / "run.py"), str(work / "out.json"), str(work)]
+    command += requested(request, "number") or [stand_in.RUN[0], stand_in.RUN[-1]]
     with (
         (work / "log").open("w") as log,
         subprocess.Popen(command, env=environment, stdout=log, stderr=log, cwd=work, start_new_session=True) as process,
@@ -124,7 +126,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 @pytest.mark.timeout(900)  # about 40 s on two idle cores
-@pytest.mark.parametrize("number", stand_in.RUN)
+@pytest.mark.parametrize("number", each_case(stand_in.RUN, (stand_in.RUN[0], stand_in.RUN[-1])))
 def test_a_run_builds_its_layers_over_started_buffers_trains_as_without_and_frees_them(
     runs: dict[str, Any], number: str
 ) -> None:

@@ -42,7 +42,7 @@ def measured(run_on_ranks: Any, tmp_path_factory: pytest.TempPathFactory) -> Mea
         pytest.param("recomputed", marks=pytest.mark.nightly),
         "TP 2, answers, padded to 96",
         "CP 2, answers, padded to 96",
-        "PP 2, answers, padded to 96",
+        pytest.param("PP 2, answers, padded to 96", marks=pytest.mark.nightly),
         "padded to 96, mean of micro-batches",
     ],
 )
@@ -63,7 +63,7 @@ def test_packing_leaves_the_losses_of_a_micro_batch(measured: Measured) -> None:
     "name",
     [
         "DP 2, answers, padded to 96",
-        "EP 2, answers, padded to 96",
+        pytest.param("EP 2, answers, padded to 96", marks=pytest.mark.nightly),
         pytest.param("FSDP, answers, padded to 96", marks=pytest.mark.nightly),
     ],
 )

@@ -31,7 +31,7 @@ def crossed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 @pytest.mark.timeout(660)  # about 25 s on an idle core
 def test_transformer_engine_s_layers_and_plain_ones_store_the_same_tensors(crossed: Any) -> None:
-    assert len(crossed["names"]) > 25
+    assert len(crossed["names"]) > 20
     for name, shapes in crossed["names"].items():
         assert not isinstance(shapes, str), f"{name}: {shapes}"
         theirs, plain = shapes

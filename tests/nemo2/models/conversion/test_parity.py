@@ -11,6 +11,7 @@ import torch
 
 from support import hf_parity as parity
 from support.hf_models import ROWS
+from support.nightly import each_case, requested
 from tools import hugging_face
 
 LAYOUTS: dict[str, dict[str, Any]] = {
@@ -19,6 +20,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "EP 2": {"expert_model_parallel_size": 2},
 }
 NAMES = [row.name for row in ROWS]
+OF_LAYOUTS = each_case(NAMES, [row.name for row in ROWS if not row.like_another])
 
 
 def folder_of(root: str, row: Any) -> Path:
@@ -52,6 +54,7 @@ def one_row(root: str, row: Any) -> dict[str, Any]:
     folder = folder_of(root, row)
     folder.mkdir(parents=True)
     model = parity.make(row, folder)
+    config_json = parity.add_unknown_fields(folder)
     expected = parity.logits_of(model)
     torch.save(expected, folder / "logits.pt")
     released = parity.Released(folder)
@@ -63,8 +66,10 @@ def one_row(root: str, row: Any) -> dict[str, Any]:
     checkpoint = import_release(folder, folder / "imported")
     whole = released.chunk(config, checkpoint)
     found["import"] = max(found["import"], parity.apart(parity.our_logits(whole), expected))
+    back = export_weights(checkpoint, folder / "back")
+    found["config"] = parity.comparable(row.name, config_json, json.loads((back / "config.json").read_text()))
     if conversion_of(config) is released.conversion:
-        tensors = load_file(export_weights(checkpoint, folder / "back") / "model.safetensors")
+        tensors = load_file(back / "model.safetensors")
     else:  # ChatGLM, which goes out as a GLM
         tensors = parity.taken_apart(released.entries(config), parity.stored_by(whole))
     found["back"] = differing(tensors, released.file)
@@ -129,12 +134,13 @@ def one_step(model: Any, chunk: Any, released: Any, row: Any, folder: Path) -> d
     }
 
 
-def at_layouts(root: str) -> dict[str, dict[str, Any]]:
-    """Of each row at each of its layouts how far the logits are from transformers'; None on ranks without any."""
-    found: dict[str, dict[str, Any]] = {row.name: {} for row in ROWS}
+def at_layouts(root: str, names: list[str]) -> dict[str, dict[str, Any]]:
+    """Of each named row at each of its layouts how far the logits are from transformers'; None on ranks without any."""
+    found: dict[str, dict[str, Any]] = {name: {} for name in names}
     for layout, own in LAYOUTS.items():
         started: dict[str, Any] = {}
-        for row in sorted((row for row in ROWS if layout in row.layouts), key=lambda row: len(row.with_tp)):
+        rows = [row for row in ROWS if row.name in names and layout in row.layouts]
+        for row in sorted(rows, key=lambda row: len(row.with_tp)):
             sizes = {**own, **(row.with_tp if layout.startswith("TP") else {})}
             if sizes != started:
                 parity.start(**sizes)
@@ -169,8 +175,8 @@ def alone(run_on_ranks: Any, root: str) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def laid_out(run_on_ranks: Any, root: str, alone: Any) -> list[dict[str, Any]]:
-    ranks = run_on_ranks(at_layouts, 2, root, timeout=600)
+def laid_out(request: pytest.FixtureRequest, run_on_ranks: Any, root: str, alone: Any) -> list[dict[str, Any]]:
+    ranks = run_on_ranks(at_layouts, 2, root, requested(request, "name"), timeout=600)
     if (file := os.environ.get(hugging_face.MEASURED_VARIABLE)) is not None:
         found = {name: hugging_face.figures(alone[name], [rank[name] for rank in ranks]) for name in NAMES}
         Path(file).write_text(json.dumps(found, indent=1) + "\n")
@@ -196,6 +202,12 @@ def test_weights_come_back_bit_by_bit(alone: Any, name: str) -> None:
     assert alone[name]["again"] == []
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_config_json_comes_out_as_it_went_in(alone: Any, name: str) -> None:
+    release, export = alone[name]["config"]
+    assert export == release
+
+
 @pytest.mark.parametrize("name", [row.name for row in ROWS if row.trained])
 def test_a_training_step_is_transformers(alone: Any, name: str) -> None:
     step = alone[name]["step"]
@@ -204,7 +216,7 @@ def test_a_training_step_is_transformers(alone: Any, name: str) -> None:
     assert step["compared"] == 0
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", OF_LAYOUTS)
 def test_imported_weights_compute_the_same_at_every_layout(laid_out: Any, name: str) -> None:
     (row,) = (row for row in ROWS if row.name == name)
     for layout in row.layouts:

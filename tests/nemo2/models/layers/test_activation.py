@@ -26,6 +26,7 @@ def test_activations_are_the_very_functions_that_configurations_use_and_are_comp
 
 
 @pytest.mark.slow
+@torch.compiler.set_stance("force_eager")  # each would be compiled for some seconds
 def test_activations_are_their_formulas():
     for x, relu, tanh, quick in zip(X.tolist(), squared_relu(X), openai_gelu(X), quick_gelu(X), strict=True):
         assert relu == max(x, 0.0) ** 2

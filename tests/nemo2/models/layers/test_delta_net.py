@@ -14,6 +14,7 @@ from nemo2.models.qwen3_next import Qwen3NextConfig80B_A3B
 from nemo2.preflight.rehearse.shrink import SEQUENCE, VOCABULARY, small_sizes
 from support import hf_parity as parity
 from support.hf_models import ROWS
+from support.nightly import daily_and_nightly, each_case
 
 DENSE, OF_EXPERTS = "Qwen 3.5", "Qwen3-Next"
 LAYOUTS: dict[str, dict[str, Any]] = {
@@ -66,7 +67,7 @@ def gradients_of_linear_attention(folder: str, name: str, **layout: Any) -> dict
     return {leaf.key: (parity.place(leaf), leaf.data.detach().clone()) for leaf in parts}
 
 
-@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize("name", each_case(LAYOUTS, [OF_EXPERTS]))
 def test_gradients_of_tensor_parallel_halves_are_those_of_the_whole(
     run_on_ranks: Any, tmp_path: Path, name: str
 ) -> None:
@@ -114,9 +115,10 @@ def losses(directory: str, expert_parallel: int, **sizes: Any) -> list[float]:
     return bare.train(settings, bare.random_batches(settings), build_model=build, **where)["losses"]
 
 
-def test_steps_are_the_same_at_every_layout(run_on_ranks: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("layouts", daily_and_nightly([(1, {"tp": 2}), (1, {"pp": 2}), (2, {})], [(1, {"pp": 2})]))
+def test_steps_are_the_same_at_every_layout(run_on_ranks: Any, tmp_path: Path, layouts: Any) -> None:
     (alone,) = run_on_ranks(losses, 1, str(tmp_path), 1, timeout=240)
-    for expert_parallel, sizes in ((1, {"tp": 2}), (1, {"pp": 2}), (2, {})):
+    for expert_parallel, sizes in layouts:
         for found in run_on_ranks(losses, 2, str(tmp_path), expert_parallel, timeout=240, **sizes):
             assert found == pytest.approx(alone, rel=1e-5), (expert_parallel, sizes)
 

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from support.model_samples import SIZES, build
+from support.nightly import each_case
 from support.resharding import read_tensors
 
 RUN: dict[str, Any] = {"gbs": 4, "steps": 2, "calculate_per_token_loss": True}
@@ -148,13 +149,13 @@ def test_two_ranks_train_as_one(run_on_ranks, one_process, tmp_path, model):
     check(run_on_ranks, one_process, tmp_path, model, LAYOUTS[model], 2)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("model", MORE_LAYOUTS)
 def test_two_ranks_train_as_one_in_further_layouts(run_on_ranks, one_process, tmp_path, model):
     check(run_on_ranks, one_process, tmp_path, model, MORE_LAYOUTS[model], 2)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("model", LAYOUTS_OF_FOUR)
+@pytest.mark.parametrize("model", each_case(LAYOUTS_OF_FOUR, ("deepseek", "mtp")))
 def test_four_ranks_train_as_one(run_on_ranks, one_process, tmp_path, model):
     check(run_on_ranks, one_process, tmp_path, model, LAYOUTS_OF_FOUR[model], 4)

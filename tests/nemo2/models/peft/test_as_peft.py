@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from support import small_runs
+from support import nightly, small_runs
 from support.peft_models import backward, logits_of, made_by_peft, steps
 from support.tiny_releases import model_of, released
 
@@ -24,6 +24,8 @@ TARGETS: dict[str, Any] = {
 }
 CASES = {f"{family}, {kind}": (family, kind) for family in TARGETS for kind in ("LoRA", "DoRA")}
 EXPERTS = {"mixtral", "deepseek with experts"}
+DAILY = ("llama, DoRA", "qwen2, LoRA", "mixtral, DoRA", "deepseek with experts, LoRA")
+each_case = pytest.mark.parametrize("name", nightly.each_case(CASES, DAILY))
 STEPS, RATE = 10, 1e-3
 
 
@@ -135,17 +137,18 @@ def in_float64(core: Any, theirs: Any) -> Iterator[None]:
         theirs.float()
 
 
-def all_compared(directory: str) -> dict[str, Any]:
+def all_compared(directory: str, names: list[str]) -> dict[str, Any]:
     small_runs.quiet()
-    return {name: compared(directory, name) for name in CASES}
+    return {name: compared(directory, name) for name in names}
 
 
 @pytest.fixture(scope="module")
-def runs(run_on_ranks, tmp_path_factory) -> dict[str, Any]:
-    return run_on_ranks(all_compared, 1, str(tmp_path_factory.mktemp("as peft")), timeout=300)[0]
+def runs(request, run_on_ranks, tmp_path_factory) -> dict[str, Any]:
+    folder, names = str(tmp_path_factory.mktemp("as peft")), nightly.requested(request, "name")
+    return run_on_ranks(all_compared, 1, folder, names, timeout=300)[0]
 
 
-@pytest.mark.parametrize("name", CASES)
+@each_case
 def test_both_compute_the_same(runs, name):
     """In float64 to the last digits, but for a router's probabilities, which Megatron-Core has in fp32. In fp32 the sums of both
     models are rounded in another order, the base's too."""
@@ -153,13 +156,13 @@ def test_both_compute_the_same(runs, name):
     assert runs[name]["in fp32"] < 3e-6
 
 
-@pytest.mark.parametrize("name", CASES)
+@each_case
 def test_gradients_of_all_that_is_trained_are_the_same(runs, name):
     found = runs[name]["gradients"]
     assert found and max(found.values()) < 1e-4, found
 
 
-@pytest.mark.parametrize("name", CASES)
+@each_case
 def test_ten_steps_are_the_same(runs, name):
     found = runs[name]
     assert len(set(found["ours"])) == STEPS

@@ -10,17 +10,19 @@ from typing import Any
 
 import pytest
 
+from support.nightly import each_case, requested
 from tests.transformer_engine.adapted import ADAPTERS
 
 ROOT = Path(__file__).parents[4]
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     work = tmp_path_factory.mktemp("adapted")
     paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     script = ROOT / "tests" / "transformer_engine" / "adapted.py"
     command = [sys.executable, "-W", "ignore", str(script), str(work / "out.json"), str(work)]
+    command += requested(request, "adapter")
     done = subprocess.run(
         command, env=os.environ | {"PYTHONPATH": paths}, cwd=work, capture_output=True, text=True, timeout=300
     )
@@ -29,7 +31,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 @pytest.mark.timeout(330)
-@pytest.mark.parametrize("adapter", ADAPTERS)
+@pytest.mark.parametrize("adapter", each_case(ADAPTERS, ADAPTERS[-1:]))
 def test_experts_that_would_be_grouped_are_built_one_by_one_and_train_as_plain_ones(found: Any, adapter: str) -> None:
     theirs, plain = found[adapter]["engine"], found[adapter]["plain"]
     assert isinstance(theirs, dict) and isinstance(plain, dict), found

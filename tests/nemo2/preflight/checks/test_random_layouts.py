@@ -8,12 +8,10 @@ import pytest
 
 from tests.long.random_layouts import cases, compare
 
-CASES = 90
 
-
-@pytest.mark.slow
-def test_the_rules_refuse_what_megatron_core_refuses_and_nothing_it_builds_right(run_on_ranks: Any) -> None:
-    (found,) = run_on_ranks(compare, 1, cases(CASES), init_process_group=False, timeout=280)
+@pytest.mark.parametrize("count", [30, pytest.param(300, marks=pytest.mark.nightly)])
+def test_the_rules_refuse_what_megatron_core_refuses_and_nothing_it_builds_right(run_on_ranks: Any, count: int) -> None:
+    (found,) = run_on_ranks(compare, 1, cases(count), init_process_group=False, timeout=280)
     assert not found.disagreements, "\n".join(found.disagreements)
-    assert found.kinds["legal and built"] >= 15 and found.kinds["refused by both"] >= 15, found.kinds
-    assert found.kinds["proposals built"] >= 10, found.kinds
+    assert found.kinds["legal and built"] >= count // 6 and found.kinds["refused by both"] >= count // 6, found.kinds
+    assert found.kinds["proposals built"] >= count // 10, found.kinds

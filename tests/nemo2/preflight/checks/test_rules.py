@@ -14,17 +14,17 @@ from nemo2.preflight.checks import RULES, TOPICS
 from nemo2.preflight.checks.find import check_parts
 from nemo2.preflight.checks.rule import Case, Rule
 from support.megatron_verdict import verdicts
+from support.nightly import each_case, requested
 from support.rule_examples import recipe_of
 
+FROM_PYTHON = [rule for rule in RULES if not rule.broken.here and rule.broken.devices is None]
 each_rule = pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
 
 
 @pytest.fixture(scope="module")
 def megatron(run_on_ranks: Any, request: pytest.FixtureRequest) -> dict[tuple[str, str], str | None]:
     """Megatron-Core's verdict on the two recipes of each rule that this session asks about, of those where it has one."""
-    items = (item for item in request.session.items if item.path == request.path and isinstance(item, pytest.Function))
-    asked = {item.callspec.params["rule"].name for item in items if "megatron" in item.fixturenames}
-    rules = [rule for rule in RULES if rule.name in asked]
+    rules: list[Rule] = requested(request, "rule")
     wanted = [(rule.name, "mended", rule.mended) for rule in rules]
     wanted += [(rule.name, "broken", rule.broken) for rule in rules if rule.megatron_refuses]
     distinct = {repr(case): case for _, _, case in wanted}
@@ -46,9 +46,7 @@ def test_the_mended_recipe_is_refused_by_none(rule: Rule, problems_once: Any) ->
     assert problems_once(rule.mended) == []
 
 
-@pytest.mark.parametrize(
-    "rule", [rule for rule in RULES if not rule.broken.here and rule.broken.devices is None], ids=lambda rule: rule.name
-)
+@pytest.mark.parametrize("rule", each_case(FROM_PYTHON, FROM_PYTHON[::3]), ids=lambda rule: rule.name)
 def test_a_run_from_python_refuses_what_a_command_refuses(rule: Rule, monkeypatch: pytest.MonkeyPatch) -> None:
     """The recipes' parts are built, as in a script. The run itself meets the rules about files and packages of this
     machine."""
@@ -82,7 +80,9 @@ def _judge_parts(case: Case) -> None:
 
 
 @pytest.mark.quick
-@each_rule
+@pytest.mark.parametrize(
+    "rule", each_case(RULES, [rule for rule in RULES if rule.megatron_refuses]), ids=lambda rule: rule.name
+)
 def test_megatron_core_builds_the_mended_recipe(rule: Rule, megatron: dict[tuple[str, str], str | None]) -> None:
     assert megatron[rule.name, "mended"] is None
 

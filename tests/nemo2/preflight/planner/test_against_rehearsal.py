@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from support.nightly import each_case, requested
+
 RUNS = {
     "tensor parallel": ("llama_tiny", (), 2),
     "two replicas": ("llama_tiny", ("data.micro_batch_size=4",), 4),
@@ -86,9 +88,20 @@ RUNS = {
 }
 FROZEN = [name for name in RUNS if "RA" in name]
 """In the first layer nothing before its first additions needs gradients, and the planner counts them in each."""
+DAILY = (
+    "tensor parallel",
+    "interleaved",
+    "groups",
+    "selected",
+    "hybrid",
+    "8x7B",
+    "8B by DoRA, tensor parallel",
+    "8B by LoRA, dropout",
+)
+each_run = pytest.mark.parametrize("name", each_case(RUNS, DAILY))
 
 
-def counted() -> dict[str, dict[str, float]]:
+def counted(names: list[str]) -> dict[str, dict[str, float]]:
     """Counts of the rehearsal and of the planner for each run, per step and summed over its pipeline stages."""
     from nemo2.base.gpus import gpu
     from nemo2.cli.sources import configured
@@ -99,7 +112,8 @@ def counted() -> dict[str, dict[str, float]]:
     from nemo2.preflight.rehearse.stage import rehearse_rank
 
     results = {}
-    for name, (recipe_name, changes, gpus) in RUNS.items():
+    for name in names:
+        recipe_name, changes, gpus = RUNS[name]
         recipe = configured(recipe_name, list(changes))
         recipe = on(recipe, Machine(count=gpus))
         subject = read_recipe(recipe, gpu("H100"))
@@ -202,25 +216,25 @@ def planned_bytes(subject: Any) -> dict[str, float]:
 
 
 @pytest.fixture(scope="module")
-def runs(run_on_ranks: Any) -> dict[str, dict[str, float]]:
-    return run_on_ranks(counted, 1, init_process_group=False)[0]
+def runs(request: pytest.FixtureRequest, run_on_ranks: Any) -> dict[str, dict[str, float]]:
+    return run_on_ranks(counted, 1, requested(request, "name"), init_process_group=False)[0]
 
 
-@pytest.mark.parametrize("name", RUNS)
+@each_run
 def test_products_are_as_many_flops_as_the_real_code_does(name: str, runs: dict[str, dict[str, float]]) -> None:
     # The router's, below a thousandth, is left out.
     near = 2e-2 if name in FROZEN else 1e-3
     assert math.isclose(runs[name]["planned products"], runs[name]["products"], rel_tol=near)
 
 
-@pytest.mark.parametrize("name", RUNS)
+@each_run
 def test_tensor_parallel_messages_are_the_bytes_that_the_real_code_sends(
     name: str, runs: dict[str, dict[str, float]]
 ) -> None:
     assert math.isclose(runs[name]["planned tensor"], runs[name]["tensor"], rel_tol=1e-6)
 
 
-@pytest.mark.parametrize("name", RUNS)
+@each_run
 def test_weights_gradients_and_states_are_as_many_bytes_as_the_real_ones(
     name: str, runs: dict[str, dict[str, float]]
 ) -> None:
@@ -228,7 +242,7 @@ def test_weights_gradients_and_states_are_as_many_bytes_as_the_real_ones(
         assert math.isclose(runs[name][f"planned {part}"], runs[name][part], rel_tol=2e-3), part
 
 
-@pytest.mark.parametrize("name", [name for name in RUNS if name != "recomputed"])
+@pytest.mark.parametrize("name", each_case([name for name in RUNS if name != "recomputed"], DAILY))
 def test_activations_are_near_what_the_real_layers_keep(name: str, runs: dict[str, dict[str, float]]) -> None:
     # A rehearsed mixer scans in plain PyTorch, and the formula is of the kernels.
     near = 0.2 if name == "hybrid" else 0.12

@@ -22,6 +22,7 @@ from nemo2.preflight.planner.memory import predict_memory
 from nemo2.preflight.planner.peaks import rehearsed
 from nemo2.preflight.planner.plan import plan
 from nemo2.preflight.rehearse.counts import peak_of
+from support.nightly import daily_and_nightly
 
 H100 = Machine.named("H100")
 
@@ -46,12 +47,15 @@ def unrehearsed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fit, "rehearse_ranks", refuse)
 
 
-def test_check_plan_and_list_never_differ(unrehearsed: None, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("names", daily_and_nightly(rehearsed(), list(rehearsed())[::16]))
+def test_check_plan_and_list_never_differ(
+    unrehearsed: None, capsys: pytest.CaptureFixture[str], names: list[str]
+) -> None:
     assert main(["list", "--json"]) == 0 and main(["list", "--finetune", "--json"]) == 0
     tables = capsys.readouterr().out.replace("]\n[", ",")
     listed = {row["name"]: (row["peak_gib"], row["memory"]) for row in json.loads(tables)}
-    for name, stored in rehearsed().items():
-        made, peak = configured(name, []), peak_of(stored["ranks"])
+    for name in names:
+        made, peak = configured(name, []), peak_of(rehearsed()[name]["ranks"])
         checked = fit_of(made, H100)
         assert checked is not None and (checked.needed, checked.why) == (peak, ""), name
         assert listed[name] == (round(peak / GIB, 1), checked.answer), name

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The search: what it finds is legal, fits, and is what its overrides make."""
 
+import functools
+
 import pytest
 
 from nemo2 import recipes
@@ -15,10 +17,11 @@ from nemo2.preflight.planner.search import RECOMPUTATION, Candidate, SearchResul
 from nemo2.preflight.planner.step_time import predict
 
 
-def found(name: str, gpus: int, *changes: str, limit: int = 3) -> SearchResult:
+@functools.cache
+def found(name: str, gpus: int, *changes: str) -> SearchResult:
     recipe = recipes.get(name).pretrain_recipe()
     apply_overrides(recipe, list(changes))
-    return search(read_recipe(on(recipe, Machine(count=gpus)), gpu("H100")), limit=limit)
+    return search(read_recipe(on(recipe, Machine(count=gpus)), gpu("H100")), limit=3)
 
 
 @pytest.mark.parametrize(("name", "gpus"), [("llama3_70b", 64), ("mixtral_8x7b", 32)])
@@ -61,7 +64,7 @@ def test_overrides_undo_what_the_recipe_recomputes_or_offloads(requested: tuple[
 
 
 def test_no_legal_layout_that_fits_is_faster_than_the_best() -> None:
-    result = found("llama3_70b", 64, limit=1)
+    result = found("llama3_70b", 64)
     unchanged = result.unchanged
     if unchanged.needed <= 0.95 * gpu("H100").memory:
         assert result.best[0].speed >= 0.99 * unchanged.speed
@@ -79,7 +82,7 @@ def test_a_batch_that_nothing_divides_says_so() -> None:
 
 
 def test_the_page_shows_what_was_found() -> None:
-    result = found("llama3_70b", 64, limit=1)
+    result = found("llama3_70b", 64)
     page = render_page(result, title="llama3_70b")
     assert (
         "<svg" in page

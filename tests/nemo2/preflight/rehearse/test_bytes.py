@@ -11,6 +11,12 @@ from support.real_and_rehearsed import CASES, WORLD, real, rehearsed
 RANKS = (0, WORLD - 1)
 COMBINED = (
     "data 4, bf16",
+    "data 4, sharded",
+    "experts 2",
+    "experts 2, gathered",
+    "low-rank additions, tensor 2",
+    "LoRA, pipeline 2 in 2 chunks",
+    "LoRA, experts 2",
     "pipeline 2",
     "pipeline 4",
     "experts 2, tensor 2",
