@@ -25,6 +25,7 @@ from nemo2.mcore.overlap.apply import leave_one_bucket, overlap, overlap_callbac
 from nemo2.mcore.overlap.rules import RULE
 from nemo2.mcore.overlap.settings import Decision
 from nemo2.mcore.overlap.userbuffer_limits import uncarried
+from nemo2.mcore.parallel.cuda_graphs import kind_of
 from nemo2.mcore.parallel.layout import Layout
 from nemo2.mcore.precision import MegatronMixedPrecision
 from nemo2.mcore.settle import rows
@@ -191,6 +192,8 @@ def write_parallelism(run: RunSettings) -> None:
             megatron_finds(machine.transformer_engine),
             adjusting(config, why="derived by Megatron-Core from the other fields"),
         ):
+            if kind_of(config) == "none" and hasattr(config, "inference_cuda_graph_scope"):
+                config.inference_cuda_graph_scope = None  # derived from graphs that the machine may have turned off
             config.__post_init__()
     except (ValueError, AssertionError) as error:
         raise ConfigError(

@@ -86,7 +86,7 @@ def test_another_machine_is_a_matter_of_the_argument_only(caplog: pytest.LogCapt
     assert there.value("model.config", "apply_rope_fusion") == (True, True)
     assert there.value("model.config", "gradient_accumulation_fusion") == (True, True)
     if not torch.cuda.is_available():
-        assert here.value("model.config", "cuda_graph_impl") == (True, "none")
+        assert here.value("model.config", "cuda_graph_impl") == (True, "none") and here.refusals == ()
         assert here.machine_decides["apply_rope_fusion"][0] is False
         assert "needs a GPU" in here.steps("model.config", "apply_rope_fusion")[-1].why
     assert LlamaConfig(num_layers=2, hidden_size=32, num_attention_heads=4).apply_rope_fusion is True
