@@ -30,7 +30,7 @@ NOBODY_READS: dict[tuple[str, str], str] = {
         "FLOPsMeasurementCallback",
         "model_name",
     ): f"{NEMO}, which picks a formula by it; here the configuration is counted",
-    **{(f"Gemma3Config{size}", "is_vision_language"): NEMO for size in ("", "4B", "12B", "27B")},
+    **{(f"Gemma3Config{size}", "is_vision_language"): NEMO for size in ("", "4B")},
 }
 """Arguments that do nothing, and why each is there all the same."""
 HANDED_OVER = {

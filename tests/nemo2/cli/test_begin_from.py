@@ -94,11 +94,11 @@ def test_a_contradiction_names_both_values_and_both_owners(folder: Path) -> None
         open_released(folder, fdl.build(model).config)
 
 
-def test_a_command_without_a_recipe_needs_weights() -> None:
-    from nemo2.cli.train import _refuse_without_recipe
+def test_a_command_without_a_recipe_needs_weights(capsys: pytest.CaptureFixture[str]) -> None:
+    from nemo2.cli import main
 
-    with pytest.raises(ConfigError, match="--from"):
-        _refuse_without_recipe(None, None, False)
+    assert main(["finetune"]) == 2
+    assert "--from FOLDER" in capsys.readouterr().err
 
 
 def commands_on(folder: str) -> dict[str, str]:

@@ -21,16 +21,16 @@ from nemo2.llm.inference import GenerationOptions
 from support import answering_runs, small_chats
 
 
-class Echo:
+class Echo(torch.nn.Module):
     """A model of tokens that writes one letter, and ends its turn after ``after`` of them; it remembers what it read."""
 
     def __init__(self, tokenizer: Any, *, after: int = 3) -> None:
+        super().__init__()
         self.letter, self.end = tokenizer.text_to_ids("z")[0], tokenizer.text_to_ids("<|im_end|>")[0]
         self.read: list[list[int]] = []
         self.after, self.written = after, 0
 
-    def __call__(self, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        del positions
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         if self.written == 0:
             self.read.append(tokens[0].tolist())
         ends = self.written == self.after
@@ -38,6 +38,22 @@ class Echo:
         logits = torch.zeros(*tokens.shape, 400)
         logits[..., self.end if ends else self.letter] = 1.0
         return logits
+
+
+class LastToken:
+    """A decoder of `Echo`, which needs no cache."""
+
+    def __init__(self, core: Any, **sizes: int) -> None:
+        self.core = core
+
+    def feed(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.core(tokens)[:, -1]
+
+
+@pytest.fixture(autouse=True)
+def decoder_of_an_echo(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nemo2.models.generate.CachedDecoder", LastToken)
+    monkeypatch.setattr("nemo2.models.generate.required_core", lambda model: model)
 
 
 @pytest.fixture(scope="module")
