@@ -115,7 +115,7 @@ def plain(model: Any) -> Any:
 # Files and our tensors
 
 
-def whole(entries: Iterable[Any], file: Mapping[str, Tensor], prefix: str = "") -> dict[str, Tensor]:
+def whole(entries: Iterable[Any], file: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """nemo2's unsharded stored tensors by key, made from the tensors of a file."""
     found: dict[str, Tensor] = {}
     for entry in entries:
@@ -124,7 +124,7 @@ def whole(entries: Iterable[Any], file: Mapping[str, Tensor], prefix: str = "") 
             if piece.name is None:
                 parts.append(torch.zeros(piece.rows, *entry.own_shape[1:]))
                 continue
-            tensor = file[prefix + piece.name] if piece.at is None else file[prefix + piece.name][piece.at]
+            tensor = file[piece.name] if piece.at is None else file[piece.name][piece.at]
             tensor = tensor.transpose(-1, -2) if piece.transposed else tensor
             parts.append(tensor[piece.start : piece.stop : piece.step])
         stored = found.setdefault(entry.key, torch.full(entry.shape, torch.nan))
@@ -212,11 +212,8 @@ class Released:
         from nemo2.models.conversion.families import conversion_for
 
         self.json = json.loads((folder / "config.json").read_text())
-        self.file = load_file(folder / "model.safetensors")
         self.conversion = conversion_for(self.json)
-        self.prefix = next(
-            (p for p in self.conversion.prefixes if p and all(n.startswith((p, "lm_head")) for n in self.file)), ""
-        )
+        self.file = self.conversion.named_as_in_table(load_file(folder / "model.safetensors"))
 
     def config(self, **layout: Any) -> Any:
         from nemo2.hugging_face.released import described
@@ -237,7 +234,7 @@ class Released:
         """This rank's part of the model, from the files, or from a checkpoint that was made of them."""
         chunk = config.configure_model(None).eval()
         if checkpoint is None:
-            fill(chunk, whole(self.entries(config), self.file, self.prefix))
+            fill(chunk, whole(self.entries(config), self.file))
         else:
             load(chunk, checkpoint)
         return chunk
@@ -252,11 +249,7 @@ def export(released: Released, chunk: Any, folder: Path) -> None:
     config = conversion.hf_config(chunk.config) | {"architectures": list(conversion.architectures[:1])}
     (folder / "config.json").write_text(json.dumps(config))
     tensors = taken_apart(released.entries(chunk.config), stored_by(chunk))
-    save_file(
-        {conversion.prefixes[0] + name: one for name, one in tensors.items()},
-        folder / "model.safetensors",
-        {"format": "pt"},
-    )
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
 
 
 def start(**layout: Any) -> None:

@@ -37,6 +37,7 @@ _LATENT: dict[str, Any] = {
 _FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {}),
     "llama, tied": ("Llama", {"tie_word_embeddings": True}),
+    "gpt2": ("GPT2", {"tie_word_embeddings": True, "activation_function": "gelu_new"}),
     "qwen2": ("Qwen2", {}),
     "mixtral": ("Mixtral", {}),
     "phi3": ("Phi3", {}),
@@ -56,7 +57,7 @@ def released(directory: str, family: str) -> str:
     name, changes = _FAMILIES[family]
     config = getattr(transformers, f"{name}Config")(**(_SIZES | changes))
     torch.manual_seed(7)
-    model = getattr(transformers, f"{name}ForCausalLM")(config)
+    model = transformers.AutoModelForCausalLM.from_config(config)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))

@@ -41,6 +41,9 @@ class RestoreConfig:
     load_artifacts: bool = True
     """Use the checkpoint's tokenizer for the model, and for the data if both share one tokenizer."""
 
+    def __post_init__(self) -> None:
+        self.path = str(self.path)  # scripts name it as a Path too
+
     @property
     def checkpoint(self) -> Optional[Path]:
         """The checkpoint at ``path`` (`checkpoint_at`). None: ``path`` names released weights."""

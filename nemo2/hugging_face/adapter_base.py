@@ -50,7 +50,7 @@ def named_base(settings: Mapping[str, Any], folder: Path) -> str:
     return name if Path(name).is_dir() or "://" in name else f"{HUGGING_FACE}{name}{revision}"
 
 
-def open_base(path: str) -> Base:
+def open_base(path: Path | str) -> Base:
     checkpoint = Checkpoint.open(path)
     checkpoint.refuse_adapters()
     model = fdl.build(checkpoint.model_config())
@@ -63,7 +63,7 @@ def named_as_in_table(by_name: Mapping[str, _T], conversion: Conversion, names: 
     Raises:
         CheckpointError: some names aren't in ``names``.
     """
-    named = conversion.named_as_in_table(by_name, names)
+    named = conversion.named_as_in_table(by_name)
     if strange := sorted(name.rstrip(".") for name in named.keys() - set(names)):
         raise CheckpointError(
             f"The adapter changes {listed(strange, 5)}, which the "

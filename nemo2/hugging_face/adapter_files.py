@@ -27,6 +27,7 @@ _WHOLE = re.compile(r"base_model\.model\.(?P<name>.+\.(?:weight|bias))")
 _SAID_BY_THE_TENSORS = {
     "target_modules",
     "modules_to_save",
+    "ensure_weight_tying",
     "exclude_modules",
     "layers_to_transform",
     "layers_pattern",

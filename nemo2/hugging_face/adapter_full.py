@@ -19,7 +19,7 @@ from nemo2.models.conversion.table import Entry, released_shapes
 
 
 def full_modules(
-    base: Base, entries: Sequence[Entry], whole: Mapping[str, Tensor], *, tied: bool, folder: Path
+    base: Base, entries: Sequence[Entry], whole: Mapping[str, Tensor], folder: Path
 ) -> tuple[dict[Entry, Tensor], list[str]]:
     """The nemo2 tensors that such tensors make, by their positions in a checkpoint, and the names of their modules in the
     form of our methods' ``modules_to_save``. If several released tensors make one tensor, rows of missing ones come from
@@ -28,7 +28,6 @@ def full_modules(
     Args:
         entries: The base model's entries.
         whole: Released tensors by their names in the file.
-        tied: The file says that embedding and output layer are trained as one (``ensure_weight_tying``).
         folder: The folder, for errors.
 
     Raises:
@@ -54,7 +53,7 @@ def full_modules(
         if any(piece.name in released for piece in entry.pieces)
     }
     if base.config.share_embeddings_and_output_weights:
-        _refuse_untied([trained[entry] for entry in trained if entry.vocabulary], outputs, tied=tied, folder=folder)
+        _refuse_untied([trained[entry] for entry in trained if entry.vocabulary], outputs, folder)
     tensors, modules = {}, []
     for entry, tensor in trained.items():
         tensors[replace(entry.by_layer, pieces=())] = tensor
@@ -77,11 +76,13 @@ def _full_tensor(entry: Entry, released: Mapping[str, Tensor], base: Base) -> Te
     return tensor
 
 
-def _refuse_untied(embedding: list[Tensor], output: list[Tensor], *, tied: bool, folder: Path) -> None:
-    """Refuse an embedding and an output layer, which are one tensor in the base model, that differ in the file."""
+def _refuse_untied(embedding: list[Tensor], output: list[Tensor], folder: Path) -> None:
+    """Refuse an embedding and an output layer, which are one tensor in the base model, unless the file has both and they are
+    equal. peft stores both where it trains them as one, and with ``ensure_weight_tying`` it does so only for an embedding
+    that is called embed_tokens."""
     if not embedding and not output:
         return
-    if embedding and (torch.equal(embedding[0][: len(output[0])], output[0]) if output else tied):
+    if embedding and output and torch.equal(embedding[0][: len(output[0])], output[0]):
         return
     which = (
         "both apart from each other" if embedding and output else "the embedding" if embedding else "the output layer"

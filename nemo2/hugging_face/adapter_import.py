@@ -49,7 +49,7 @@ def import_adapter(
     source: Path | str,
     target: Path | str,
     *,
-    base_model: Optional[str] = None,
+    base_model: Optional[Path | str] = None,
     dtype: Optional[torch.dtype] = None,
     overwrite: bool = False,
     show_progress: Optional[bool] = None,
@@ -84,9 +84,7 @@ def import_adapter(
     adapters, whole = read_adapters(folder, settings)
     entries = list(base.conversion.entries(base.config, vocab_rows=base.config.vocab_size or 1))
     translated = _translated(adapters, base, entries, folder, dora=bool(settings.get("use_dora")))
-    full, modules_to_save = full_modules(
-        base, entries, whole, tied=bool(settings.get("ensure_weight_tying")), folder=folder
-    )
+    full, modules_to_save = full_modules(base, entries, whole, folder)
     method = translated.kind(
         target_modules=_targets(translated.rows, base.config, apart=issubclass(translated.kind, CanonicalLoRA)),
         dim=translated.rank,

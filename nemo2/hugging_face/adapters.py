@@ -84,8 +84,13 @@ def export_adapter(
             "CanonicalDoRA."
         )
     stored = StoredTensors(weights_dir(source.path))
-    entries = list(conversion_of(model.config).entries(model.config, vocab_rows=model.config.vocab_size or 1))
+    conversion = conversion_of(model.config)
+    entries = list(conversion.entries(model.config, vocab_rows=model.config.vocab_size or 1))
     whole = _whole(stored, entries)
+    embedding = next(piece.name for entry in entries if entry.vocabulary for piece in entry.pieces)
+    tied = model.config.share_embeddings_and_output_weights and embedding in whole
+    if tied:  # peft reads both names, and without ensure_weight_tying trains two tensors
+        whole[conversion.output_name(model.config)] = whole[embedding].clone()
     adapters = _collected(stored, besides={entry.by_layer.key for entry in entries})
     modules = _released(adapters, model.config, entries)
     tensors = {f"base_model.model.{name}": tensor for name, tensor in whole.items()} | dict(_tensors(modules))
@@ -99,6 +104,7 @@ def export_adapter(
         base = source.base if (source.base or "").startswith(HUGGING_FACE) else None
         described = _adapter_config(modules, method, base_model or (base or "").removeprefix(HUGGING_FACE))
         described["modules_to_save"] = sorted({name.rpartition(".")[0] for name in whole}) or None
+        described |= {"ensure_weight_tying": True} if tied else {}
         _write_files(temporary, tensors, described)
         take_place(temporary, final)
     return final

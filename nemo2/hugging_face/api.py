@@ -35,13 +35,13 @@ TARGETS = ("hf",)
 
 def import_ckpt(
     model: Optional[Union[pl.LightningModule, TransformerConfig]] = None,
-    source: str = "",
+    source: Union[str, Path] = "",
     output_path: Optional[Union[str, Path]] = None,
     overwrite: bool = False,
     *,
     dtype: Optional[torch.dtype] = None,
     show_progress: Optional[bool] = None,
-    base_model: Optional[str] = None,
+    base_model: Optional[Union[str, Path]] = None,
 ) -> Path:
     """Convert foreign weights into a nemo2 checkpoint. Builds neither a model nor a process group.
 
@@ -68,6 +68,7 @@ def import_ckpt(
     """
     if not source:
         raise ConfigError("import_ckpt requires a source: hf://organisation/name, or a folder with weights.")
+    source = str(source)
     target = Path(output_path).expanduser() if output_path is not None else models_home() / name_of_weights(source)
     if output_path is None and not overwrite and read_manifest(target) is not None:
         _log.info("%s is already in %s. Set overwrite=True to import it again.", source, target)

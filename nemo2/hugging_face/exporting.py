@@ -10,7 +10,7 @@ import copy
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
 from typing import Any, Optional
@@ -91,8 +91,7 @@ def export_weights(
     lacked = () if config is own else tuple(absent)
     entries = tuple(entry for entry in entries if entry not in lacked)
     refuse_misfits(source, entries, stored)
-    prefix = conversion.prefixes[0]
-    tensors = [replace(one, name=prefix + one.name) for one in _tensors(entries, lacked, stored, dtype)]
+    tensors = list(_tensors(entries, lacked, stored, dtype))
     shards, index = plan_shards([(one.name, one.dtype, one.shape) for one in tensors], shard_bytes=shard_bytes)
     final = Path(target).expanduser()
     total = sum(shard.size for shard in shards)

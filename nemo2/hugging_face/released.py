@@ -147,8 +147,7 @@ def open_released(folder: Path, config: Optional[Any] = None) -> Released:
             )
             ours.mtp_num_layers = None
         config = ours
-    first = next(iter(conversion.entries(config, vocab_rows=1))).pieces[0].name or ""
-    tensors = conversion.named_as_in_table(files, {first})
+    tensors = conversion.named_as_in_table(files)
     contradictions = "" if theirs is None else _contradictions(config, theirs)
     tensors = _without_copy_of_embedding(folder, tensors, conversion, config, contradictions)
     entries = tuple(_entries(folder, conversion, config, tensors))

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Optional
 
 from nemo2.config.capture import configurable
+from nemo2.models.conversion.decoder import output_layer
 from nemo2.models.conversion.pieces import Operation, fused_qkv, one
 from nemo2.models.conversion.settings import Config, Field, read, refusal, said, written
 from nemo2.models.conversion.table import Conversion, Row, norm, under
@@ -87,10 +88,14 @@ _ONLY = {
 def _rows(config: GPTConfig126M) -> list[Row]:
     """GPT-2's linear layers are stored [in, out]."""
     qkv = fused_qkv("attn.c_attn.weight", transposed=True), fused_qkv("attn.c_attn.bias")
-    return conv_rows(*qkv, transposed=True, bias=config.add_bias_linear)
+    return conv_rows(config, *qkv, transposed=True)
 
 
-def conv_rows(qkv: Operation, qkv_bias: Operation, *, transposed: bool, bias: bool) -> list[Row]:
+WITHOUT_PREFIX = tuple((name, f"transformer.{name}") for name in ("wte.", "wpe.", "h.", "ln_f."))
+"""The names in files that were saved from the model without its output layer, as those of GPT-2 on the hub."""
+
+
+def conv_rows(config: GPTConfig, qkv: Operation, qkv_bias: Operation, *, transposed: bool) -> list[Row]:
     """A whole model under GPT-2's names, which StarCoder 1 shares."""
     biases = [
         Row("self_attention.linear_qkv.bias", qkv_bias),
@@ -105,13 +110,14 @@ def conv_rows(qkv: Operation, qkv_bias: Operation, *, transposed: bool, bias: bo
         *norm("mlp.linear_fc1.layer_norm_", one("ln_2."), bias=True),
         Row("mlp.linear_fc1.weight", one("mlp.c_fc.weight", transposed=transposed)),
         Row("mlp.linear_fc2.weight", one("mlp.c_proj.weight", transposed=transposed)),
-        *(biases if bias else []),
+        *(biases if config.add_bias_linear else []),
     ]
     return [
-        Row("embedding.word_embeddings.weight", one("wte.weight")),
-        Row("embedding.position_embeddings.weight", one("wpe.weight")),
-        *under("decoder.layers.*.", "h.*.", layer),
-        *norm("decoder.final_layernorm.", one("ln_f."), bias=True),
+        Row("embedding.word_embeddings.weight", one("transformer.wte.weight")),
+        Row("embedding.position_embeddings.weight", one("transformer.wpe.weight")),
+        *under("decoder.layers.*.", "transformer.h.*.", layer),
+        *norm("decoder.final_layernorm.", one("transformer.ln_f."), bias=True),
+        *output_layer(config, "lm_head.weight"),
     ]
 
 
@@ -150,5 +156,5 @@ GPT2 = Conversion(
     hf_config=_hf_config,
     biased=("add_bias_linear",),
     ignored=("*.attn.bias", "*.attn.masked_bias"),
-    prefixes=("transformer.", ""),
+    renamed=WITHOUT_PREFIX,
 )

@@ -29,7 +29,7 @@ from nemo2.models.conversion.settings import (
 )
 from nemo2.models.conversion.table import Conversion, Row
 from nemo2.models.gpt import GPTConfig, GPTModel
-from nemo2.models.gpt3 import conv_fields, conv_rows, gelu_in, gelu_of
+from nemo2.models.gpt3 import WITHOUT_PREFIX, conv_fields, conv_rows, gelu_in, gelu_of
 
 
 @configurable
@@ -161,7 +161,7 @@ def _rows_1(config: StarcoderConfig) -> list[Row]:
     """One key and value for all queries. If each head has its own, they are ordered as in Megatron-Core."""
     qkv = fused_qkv if config.num_query_groups == 1 else one
     both = qkv("attn.c_attn.weight"), qkv("attn.c_attn.bias")
-    return conv_rows(*both, transposed=False, bias=config.add_bias_linear)
+    return conv_rows(config, *both, transposed=False)
 
 
 def _rows_2(config: Starcoder2Config) -> list[Row]:
@@ -217,7 +217,7 @@ STARCODER = Conversion(
     hf_config=_hf_config_1,
     biased=("add_bias_linear",),
     ignored=("*.attn.bias", "*.attn.masked_bias"),
-    prefixes=("transformer.", ""),
+    renamed=WITHOUT_PREFIX,
 )
 
 STARCODER2 = Conversion(

@@ -25,6 +25,8 @@ def main() -> None:
     parser.add_argument("--output", type=Path, help="write the table there")
     options = parser.parse_args()
     pairs = [pair for pair in resharding.PAIRS if options.only in str(pair)][options.skip :]
+    if not pairs:
+        parser.error("no pair is left")
     ranks.prepare("support.quiet")
     started = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:

@@ -29,7 +29,7 @@ def config_of_release(conversion: Conversion, ours: Any, release: Mapping[str, A
         ConfigError: training has changed the model to one that the family's config.json can't express.
     """
     theirs = {name: value for name, value in text_config(release).items() if name not in _NOT_EXPORTED}
-    if "text_config" in release or conversion.prefixes[0]:  # only the text model is exported
+    if "text_config" in release:  # only the text model is exported
         theirs |= _owned(conversion, ours, "architectures", "model_type")
     theirs |= _switches(conversion, ours, theirs)
     own_rows = {**theirs, "vocab_size": ours.vocab_size} if "vocab_size" in theirs else theirs

@@ -26,7 +26,7 @@ directions. ``families.py`` finds all.
 
 import copy
 import fnmatch
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Optional, TypeVar
@@ -58,8 +58,7 @@ class Row:
 
 IN_VISION_MODEL: dict[str, Any] = {
     "ignored": ("*vision_tower.*", "*vision_model.*", "*multi_modal_projector.*"),
-    "prefixes": ("", "language_model."),
-    "renamed": (("model.language_model.", "model."),),
+    "renamed": (("model.language_model.", "model."), ("language_model.", "")),
 }
 """The fields of a `Conversion` whose model may be the text part of a file with a vision model."""
 
@@ -138,8 +137,6 @@ class Conversion:
     unbiased: Callable[[Mapping[str, Any]], Sequence[str]] = lambda hf: ()
     """Patterns of names of biases that nemo2's model has and a file with this config.json lacks. An import sets these biases
     to zero."""
-    prefixes: tuple[str, ...] = ("",)
-    """Possible prefixes of all names in a file, such as ``language_model.``. Exports write the first."""
     text_types: tuple[str, ...] = ()
     """The types of the text model in config.json, if other families have the same architecture. Empty: any other type."""
     renamed: tuple[tuple[str, str], ...] = ()
@@ -164,17 +161,15 @@ class Conversion:
             setattr(biased, name, True)
         return biased
 
-    def named_as_in_table(self, by_name: Mapping[str, T], names: Collection[str]) -> dict[str, T]:
-        """``by_name``, keyed by the names of a file, with the table's names as keys. The file's prefix is the first with which
-        it has one of ``names``, which are the table's. Without any: the first."""
-        candidates = [{self._name(name, prefix): one for name, one in by_name.items()} for prefix in self.prefixes]
-        return next((named for named in candidates if named.keys() & names), candidates[0])
+    def named_as_in_table(self, by_name: Mapping[str, T]) -> dict[str, T]:
+        """``by_name``, keyed by the names of a file, with the table's names as keys."""
+        return {self._name(name): value for name, value in by_name.items()}
 
-    def _name(self, name: str, prefix: str) -> str:
+    def _name(self, name: str) -> str:
         for theirs, ours in self.renamed:
             if name.startswith(theirs):
                 return ours + name.removeprefix(theirs)
-        return name.removeprefix(prefix)
+        return name
 
     def output_name(self, config: Any) -> Optional[str]:
         """The name of the output layer in files whose output layer isn't tied to the embedding."""

@@ -50,6 +50,9 @@ def main() -> None:
     parser.add_argument("--output", type=Path, help="write the table there")
     parser.add_argument("--keep", type=Path, help="keep the runs' directories there")
     options = parser.parse_args()
+    chosen = [case for case in cases(options.sigterms, options.saves, options.seed) if re.search(options.only, case[0])]
+    if not chosen:
+        parser.error(f"--only {options.only}: no case has a name like that")
     # Started by nohup, the drill would hand on that the end of a terminal is to be ignored.
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     ranks.prepare()
@@ -65,7 +68,7 @@ def main() -> None:
             raise SystemExit(f"drill: the undisturbed run failed\n{ended.said}")
         reference = command.curve(undisturbed)
         assert len(set(reference.values())) == STEPS, reference
-        lines = list(run(cases(options.sigterms, options.saves, options.seed), options.only, folder, reference))
+        lines = list(run(chosen, folder, reference))
     good = sum(line.endswith("| ok |") for line in lines)
     summary = f"{good} of {len(lines)} cases, in {time.monotonic() - started:.0f} s"
     print(f"\n{summary}")
@@ -74,10 +77,8 @@ def main() -> None:
     raise SystemExit(0 if good == len(lines) else 1)
 
 
-def run(all_cases: list[Case], only: str, folder: Path, reference: dict[int, str]) -> Iterator[str]:
-    for number, (name, case) in enumerate(all_cases):
-        if not re.search(only, name):
-            continue
+def run(chosen: list[Case], folder: Path, reference: dict[int, str]) -> Iterator[str]:
+    for number, (name, case) in enumerate(chosen):
         directory = folder / str(number)
         try:
             line = f"| {name} | {case(directory, reference)} | ok |"

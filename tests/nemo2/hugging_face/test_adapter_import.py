@@ -46,6 +46,11 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "llama",
         {"target_modules": ["down_proj"], "use_dora": True, "modules_to_save": ["layers.1.self_attn.k_proj"]},
     ),
+    "a tied embedding in full": (
+        "llama, tied",
+        {"target_modules": ["q_proj"], "modules_to_save": ["embed_tokens"], "ensure_weight_tying": True},
+    ),
+    "transposed layers": ("gpt2", {"target_modules": ["c_attn", "c_fc"]}),
     "latent attention": ("deepseek", {"target_modules": ["q_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj"]}),
 }
 KINDS = {
@@ -53,15 +58,17 @@ KINDS = {
     "fused already, DoRA": "DoRA",
     "DoRA of some parts": "CanonicalDoRA",
     "one layer in full": "DoRA",
+    "transposed layers": "LoRA",
     "latent attention": "LoRA",
 }
-TRAINED = ("biases", "modules in full")
+TRAINED = ("biases", "modules in full", "a tied embedding in full")
 DAILY = (
     "ranks and alphas by pattern",
     "DoRA of some parts",
     "fused already",
     "beside experts",
     "latent attention",
+    "transposed layers",
     *TRAINED,
 )
 STEPS, RATE = 3, 1e-3

@@ -35,6 +35,20 @@ def test_activations_are_their_formulas():
         assert math.isclose(quick, x / (1 + math.exp(-1.702 * x)), abs_tol=1e-12)
 
 
+def test_the_gate_of_an_expert_is_bounded_from_above_only():
+    """GPT-OSS, whose gate and linear part are every second column."""
+    from transformers.models.gpt_oss.configuration_gpt_oss import GptOssConfig
+    from transformers.models.gpt_oss.modeling_gpt_oss import GptOssExperts
+
+    from nemo2.models import GPTOSSConfig20B
+    from nemo2.models.layers.experts import _activated
+
+    gate, linear = 5 * X, -5 * X
+    theirs = GptOssExperts(GptOssConfig(hidden_size=8, intermediate_size=8, num_local_experts=1))
+    expected = theirs._apply_gate(torch.stack([gate, linear], dim=-1).flatten(-2))
+    torch.testing.assert_close(_activated(torch.cat([gate, linear]), GPTOSSConfig20B()), expected)
+
+
 class Output(torch.nn.Module):
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, None]:
         return 10 * x, None

@@ -13,8 +13,13 @@ LOSSES = {
 }
 
 
-def routed(padding: list[list[bool]] | None, per_token: bool = True) -> dict[str, Any]:
-    """What a router of 4 experts counts of 2 sequences of 6 tokens, and the gradient of its losses by token."""
+def routed(padding: list[list[bool]] | None, per_token: bool = True, ranks: int = 1) -> dict[str, Any]:
+    """What a router of 4 experts counts of 2 sequences of 6 tokens, and the gradient of its losses by token.
+
+    Args:
+        padding: By sequence, True for padding. None: the router is given no mask.
+        ranks: Tensor-parallel ranks, of which each has a part of the sequences and all of the mask.
+    """
     from megatron.core import parallel_state, tensor_parallel
     from megatron.core.process_groups_config import ProcessGroupCollection
     from megatron.core.transformer.moe.moe_utils import MoEAuxLossAutoScaler
@@ -25,7 +30,7 @@ def routed(padding: list[list[bool]] | None, per_token: bool = True) -> dict[str
 
     get_backend().install()
     if not parallel_state.model_parallel_is_initialized():
-        parallel_state.initialize_model_parallel()
+        parallel_state.initialize_model_parallel(tensor_model_parallel_size=ranks)
     tensor_parallel.model_parallel_cuda_manual_seed(1)
     config = TransformerConfig(
         num_layers=1,
@@ -34,20 +39,28 @@ def routed(padding: list[list[bool]] | None, per_token: bool = True) -> dict[str
         num_moe_experts=4,
         moe_router_topk=2,
         moe_ffn_hidden_size=8,
+        add_bias_linear=False,
         moe_router_score_function="sigmoid",
         moe_router_enable_expert_bias=True,
         calculate_per_token_loss=per_token,
+        tensor_model_parallel_size=ranks,
+        sequence_parallel=ranks > 1,
         **LOSSES,
     )
     router: Any = WeightedRouter(config, pg_collection=ProcessGroupCollection.use_mpu_process_groups())
     router.set_layer_number(1)
     device = get_backend().device
     MoEAuxLossAutoScaler.set_loss_scale(torch.ones(1, device=device))
-    x = torch.randn(6, 2, 8, generator=torch.Generator().manual_seed(3)).to(device).requires_grad_()
+    tokens = torch.randn(6, 2, 8, generator=torch.Generator().manual_seed(3)).to(device)
+    x = tokens.chunk(ranks)[parallel_state.get_tensor_model_parallel_rank()].requires_grad_()
     mask = None if padding is None else torch.tensor(padding, device=device).transpose(0, 1)
     probs, _ = router(x, mask)
     (gradient,) = torch.autograd.grad(0.0 * probs.sum(), x)
-    return {"counted": float(router.local_tokens_per_expert.sum()), "by_token": gradient.norm(dim=-1).T.tolist()}
+    return {
+        "counted": float(router.local_tokens_per_expert.sum()),
+        "by_token": gradient.norm(dim=-1).T.tolist(),
+        "gradient": gradient.tolist(),
+    }
 
 
 @pytest.mark.parametrize("per_token", [True, False])
@@ -61,4 +74,14 @@ def test_padding_has_no_gradient_and_is_not_counted_for_the_bias(run_on_ranks: A
 
 def test_a_micro_batch_of_padding_has_gradients_of_zero(run_on_ranks: Any) -> None:
     (found,) = run_on_ranks(routed, 1, [[True] * 6] * 2)
-    assert found == {"counted": 0.0, "by_token": [[0.0] * 6] * 2}
+    assert (found["counted"], found["by_token"]) == (0.0, [[0.0] * 6] * 2)
+
+
+@pytest.mark.parametrize("padding", [None, [[False] * 6, [False] * 2 + [True] * 4]])
+def test_ranks_that_share_a_sequence_have_the_gradient_of_the_whole(run_on_ranks: Any, padding: Any) -> None:
+    """Behind the first pipeline stage a rank is given the mask of all of the sequence."""
+    (whole,) = run_on_ranks(routed, 1, padding)
+    parts = run_on_ranks(routed, 2, padding, ranks=2)
+    torch.testing.assert_close(
+        torch.tensor([token for part in parts for token in part["gradient"]]), torch.tensor(whole["gradient"])
+    )

@@ -24,7 +24,7 @@ TARGETS: dict[str, Any] = {
 }
 CASES = {f"{family}, {kind}": (family, kind) for family in TARGETS for kind in ("LoRA", "DoRA")}
 EXPERTS = {"mixtral", "deepseek with experts"}
-DAILY = ("llama, DoRA", "qwen2, LoRA", "mixtral, DoRA", "deepseek with experts, LoRA")
+DAILY = ("llama, DoRA", "qwen2, DoRA", "mixtral, DoRA", "deepseek with experts, LoRA")
 each_case = pytest.mark.parametrize("name", nightly.each_case(CASES, DAILY))
 STEPS, RATE = 10, 1e-3
 
