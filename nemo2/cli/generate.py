@@ -12,7 +12,7 @@ from nemo2.cli.adapter import AT_LEAST_1, Result
 from nemo2.cli.begin_from import WeightsOption, named_weights
 from nemo2.cli.chat import chat as converse
 from nemo2.cli.commands import as_json, not_with, only_with, refuse_all_but
-from nemo2.cli.flags import Html, MinP, Output, Temperature, TopK, TopP, TrustRemoteCode
+from nemo2.cli.flags import Html, Output
 from nemo2.errors import ConfigError
 
 _STANDARD = Path("-")
@@ -29,17 +29,17 @@ def generate(
     template: Optional[str] = None,
     template_kwargs: Optional[str] = None,
     max_new_tokens: Annotated[Optional[int], AT_LEAST_1] = None,
-    temperature: Temperature = 0.0,
-    top_k: TopK = 0,
-    top_p: TopP = 1.0,
-    min_p: MinP = 0.0,
+    temperature: Annotated[float, typer.Option(min=0.0)] = 0.0,
+    top_k: Annotated[int, typer.Option(min=0)] = 0,
+    top_p: Annotated[float, typer.Option(min=0.0, max=1.0)] = 1.0,
+    min_p: Annotated[float, typer.Option(min=0.0, max=1.0)] = 0.0,
     stop: Optional[list[str]] = None,
     prompts_file: Annotated[Optional[Path], typer.Option("--prompts")] = None,
     batch_size: Annotated[int, AT_LEAST_1] = 4,
     seed: int = 1234,
     output: Output = None,
     html: Html = None,
-    trust_remote_code: TrustRemoteCode = False,
+    trust_remote_code: bool = False,
 ) -> Result:
     """Generate text with a checkpoint's model, or chat with it.
 
@@ -54,12 +54,17 @@ def generate(
         template: With --chat: a chat template: a file, or 'plain'. Default: the run's template.
         template_kwargs: With --chat: variables of the template as JSON, such as {"enable_thinking": false}.
         max_new_tokens: Maximum number of tokens to generate. Default: 64 per prompt, 256 per answer of a chat.
+        temperature: Sampling temperature; 0 always takes the most likely token.
+        top_k: Sample from this many most likely tokens; 0: from all tokens.
+        top_p: Sample from the most likely tokens with this total probability.
+        min_p: Drop tokens below this fraction of the highest token probability.
         stop: Stop before this text; may be repeated.
         prompts_file: A JSON-lines file of {"input": PROMPT}; '-' reads standard input.
         batch_size: Number of prompts to complete in one batch.
         seed: Random seed for sampling.
         output: Also write JSON lines to this file; '-': print only JSON lines.
         html: Write an HTML page with the texts of all checkpoints side by side.
+        trust_remote_code: Run the Python code beside the tokenizer's files. Read it first.
 
     Example: nemo2 generate RUN_DIR/checkpoints/NAME --prompt 'def main(' --max-new-tokens 40
     """

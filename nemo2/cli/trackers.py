@@ -5,21 +5,12 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import Annotated, Any, Optional
-
-import typer
+from typing import Any, Optional
 
 from nemo2.base.names import did_you_mean
 from nemo2.errors import ConfigError
 from nemo2.training.run_dir.trackers import TRACKERS
 
-Trackers = Annotated[
-    Optional[list[str]],
-    typer.Option(
-        "--tracker",
-        help="Also log to tensorboard, wandb, mlflow or comet. NAME:offline keeps its files on this machine. May be repeated.",
-    ),
-]
 OFFLINE = ":offline"
 """The suffix of a tracker's name for offline use: the tracker sends nothing."""
 

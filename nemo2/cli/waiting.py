@@ -10,7 +10,7 @@ from typing import Any
 
 from nemo2.training.run_dir.terminal import is_terminal
 
-_AFTER_SECONDS = 0.5
+_AFTER_SECONDS = 0.3
 _CLEAR = "\r\033[K"
 
 
