@@ -72,23 +72,12 @@ def generate(
     not_with("as_json", "output", "html")
     chat = chat or (not prompt and not prompts_file and sys.stdin.isatty())
     named = checkpoints or [None]
+    sampling: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
     if chat:
-        allowed = (
-            "checkpoints",
-            "source",
-            "chat",
-            "system",
-            "template",
-            "template_kwargs",
-            "max_new_tokens",
-            "temperature",
-            "top_k",
-            "top_p",
-        )
-        refuse_all_but(*allowed, "min_p", "seed", "trust_remote_code", why="in a chat")
+        allowed = ("checkpoints", "source", "chat", "system", "template", "template_kwargs", "max_new_tokens")
+        refuse_all_but(*allowed, *sampling, "seed", "trust_remote_code", why="in a chat")
         if len(named) > 1:
             raise ConfigError(f"{len(named)} checkpoints: a chat is with one. Name one of them.")
-        sampling = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
         path, name = named_weights(named[0], source), named[0] or source or ""
         limits = {"max_new_tokens": max_new_tokens or 256, **sampling}
         converse(path, name, limits, system, template, template_kwargs, seed=seed, trust_remote_code=trust_remote_code)
@@ -127,16 +116,13 @@ def generate(
             prompts=texts or None,
             input_dataset=Path("/dev/stdin") if prompts_file == _STANDARD else prompts_file,
             max_new_tokens=max_new_tokens or 64,
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
-            min_p=min_p,
             stop=stop,
             max_batch_size=batch_size,
             random_seed=seed,
             output_path="/dev/stdout" if lines_only else str(output) if output else None,
             trust_remote_code=trust_remote_code,
             on_text=show if alone else None,
+            **sampling,
         )
 
     if html is not None:
@@ -154,9 +140,5 @@ def generate(
         print(*unprinted, sep="")
     if alone or lines_only:
         return Result(None)
-    return Result(None, f"\n{'-' * 40}\n".join(map(completion_text, completions)))
-
-
-def completion_text(completion: Any) -> str:
-    """The prompt with the generated text."""
-    return completion if isinstance(completion, str) else f"{completion.prompt}{completion.text}"
+    outputs = (one if isinstance(one, str) else f"{one.prompt}{one.text}" for one in completions)
+    return Result(None, f"\n{'-' * 40}\n".join(outputs))

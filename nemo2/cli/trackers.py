@@ -59,7 +59,11 @@ def place_trackers(recipe: Any, words: Iterable[str]) -> None:
         arguments = own.__arguments__
         if tracker.project and not arguments.get(tracker.project):
             setattr(own, tracker.project, log.name)
-        if tracker.name == "mlflow" and not arguments.get("tracking_uri") and (offline or not _mlflow_server()):
+        if (
+            tracker.name == "mlflow"
+            and not arguments.get("tracking_uri")
+            and (offline or not os.environ.get("MLFLOW_TRACKING_URI"))
+        ):
             # The store in one SQLite file, because MLflow 3 refuses its older store of folders.
             own.tracking_uri = f"sqlite:///{folder / 'mlflow.db'}"
             own.artifact_location = arguments.get("artifact_location") or (folder / "mlflow").as_uri()
@@ -80,7 +84,3 @@ def variables_for(words: Iterable[str]) -> dict[str, str]:
     """The environment variables that these trackers read, with their values here, for ranks that don't inherit them."""
     names = [name for word in words for name in tracker_called(word)[0].variables]
     return {name: os.environ[name] for name in names if os.environ.get(name)}
-
-
-def _mlflow_server() -> bool:
-    return bool(os.environ.get("MLFLOW_TRACKING_URI"))
