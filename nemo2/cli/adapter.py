@@ -67,10 +67,10 @@ def as_command(verb: Callable[..., Any]) -> Callable[..., None]:
     for name, one in inspect.signature(verb).parameters.items():
         hint = hints[name]
         if dataclasses.is_dataclass(hint):
-            parts[name] = hint
-            kinds = typing.get_type_hints(hint, include_extras=True)
-            helps = {name: text for base in hint.__mro__ for name, text in described(base)[1].items()}
-            fields = inspect.signature(typing.cast(Any, hint)).parameters.values()
+            parts[name] = options = typing.cast(Any, hint)
+            kinds = typing.get_type_hints(options, include_extras=True)
+            helps = {field: text for base in options.__mro__ for field, text in described(base)[1].items()}
+            fields = inspect.signature(options).parameters.values()
             parameters += [_parameter(field, kinds[field.name], helps, is_option=True) for field in fields]
         else:
             parameters.append(_parameter(one, hint, texts, is_option=one.kind is one.KEYWORD_ONLY))
