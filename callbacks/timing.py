@@ -13,7 +13,6 @@ from nemo2.base.names import did_you_mean
 from nemo2.callbacks.consumption import global_batch
 from nemo2.config.capture import configurable
 from nemo2.errors import ConfigError
-from nemo2.models.flops import model_flops_per_step
 
 _TIMER_SETTINGS = ("reduction", "sync_cuda", "buffer_size")
 
@@ -100,6 +99,8 @@ class TimingCallback(pl.Callback):
         # CPUs have no known peak rate, so the value would say nothing.
         on_gpu = trainer.strategy.root_device.type != "cpu"
         if on_gpu and getattr(config, "num_layers", None) and getattr(config, "num_attention_heads", None):
+            from nemo2.models.flops import model_flops_per_step
+
             rows = getattr(pl_module, "padded_vocab_size", None)
             for batch_size, seq_length in set(shapes) - self._flops.keys():
                 flops = model_flops_per_step(config, seq_length, batch_size, vocab_size=rows)

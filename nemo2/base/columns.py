@@ -110,13 +110,13 @@ def _longest_line() -> int:
 
 
 def short_count(value: Optional[float]) -> str:
-    """``8030000000`` as ``8.03B``; a dash for None."""
+    """``8030000000`` as ``8.03B``, for people rather than for parsing; a dash for None."""
     if value is None:
         return "-"
     for limit, suffix in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
         if value >= limit:
             return f"{value / limit:.3g}{suffix}"
-    return str(int(value))
+    return f"{value:.3g}"
 
 
 def byte_size(count: float) -> str:

@@ -4,6 +4,7 @@
 import difflib
 import re
 from collections.abc import Iterable
+from typing import Any, get_args
 
 from nemo2.errors import ConfigError
 
@@ -100,6 +101,17 @@ def did_you_mean(name: str, known: Iterable[str], *, listed: bool = False) -> st
     if known and len(known) <= 12 and not listed:
         return f"; known names: {', '.join(known)}."
     return "."
+
+
+def check_choice(name: str, value: Any, choices: Any) -> None:
+    """Check the setting ``name``, whose type is the Literal ``choices``.
+
+    Raises:
+        ConfigError: ``value`` is none of them.
+    """
+    *others, last = get_args(choices)
+    if value not in (*others, last):
+        raise ConfigError(f"{name}={value!r}: must be {', '.join(map(repr, others))} or {last!r}.")
 
 
 def safe_name(name: str, *, field: str = "name") -> str:

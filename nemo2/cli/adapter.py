@@ -2,7 +2,7 @@
 """Makes commands of public functions.
 
 A verb is a function with a typed signature and a docstring. What stands before ``*`` in its signature is an argument of the
-command, the rest are options, and a dataclass's fields are options too. The docstring's ``Args`` are their help, its
+command, the rest are options, and a dataclass's fields are options too. A docstring's ``Args`` are their help, a verb's
 ``Example`` is the last line. A verb that returns a `Result` has ``--json``. `typer.Option` in an annotation adds what a type
 can't say: another spelling, a limit.
 """
@@ -67,10 +67,11 @@ def as_command(verb: Callable[..., Any]) -> Callable[..., None]:
     for name, one in inspect.signature(verb).parameters.items():
         hint = hints[name]
         if dataclasses.is_dataclass(hint):
-            parts[name] = hint
-            kinds = typing.get_type_hints(hint, include_extras=True)
-            fields = inspect.signature(typing.cast(Any, hint)).parameters.values()
-            parameters += [_parameter(field, kinds[field.name], {}, is_option=True) for field in fields]
+            parts[name] = options = typing.cast(Any, hint)
+            kinds = typing.get_type_hints(options, include_extras=True)
+            helps = {field: text for base in options.__mro__ for field, text in described(base)[1].items()}
+            fields = inspect.signature(options).parameters.values()
+            parameters += [_parameter(field, kinds[field.name], helps, is_option=True) for field in fields]
         else:
             parameters.append(_parameter(one, hint, texts, is_option=one.kind is one.KEYWORD_ONLY))
     prints = hints.get("return") is Result
@@ -102,8 +103,8 @@ def as_command(verb: Callable[..., Any]) -> Callable[..., None]:
     return run
 
 
-def described(verb: Callable[..., Any]) -> tuple[str, dict[str, str], str]:
-    """The help, the help of each parameter, and the example in a verb's docstring."""
+def described(verb: Any) -> tuple[str, dict[str, str], str]:
+    """The help, the help of each parameter, and the example in the docstring of a verb or of its options."""
     help_text, _, example = inspect.cleandoc(verb.__doc__ or "").partition("\n\nExample: ")
     help_text, _, arguments = help_text.partition("\n\nArgs:\n")
     # typer folds the first paragraph only, and would keep the line breaks of the source in the others.

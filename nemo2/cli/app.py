@@ -46,10 +46,10 @@ from nemo2.cli.streams import (
 )
 from nemo2.cli.train import finetune, pretrain
 from nemo2.cli.translate import translate
-from nemo2.cli.waiting import waiting_line
 from nemo2.errors import EXIT_PREEMPTED, Nemo2Error, RuntimeFault
 from nemo2.training.run_dir.environment import redact_arguments, redact_text
 from nemo2.training.run_dir.faults import words_of
+from nemo2.training.run_dir.waiting import waiting_line
 
 _DEBUG = "--debug"
 _VERBOSE = ("-v", "--verbose")

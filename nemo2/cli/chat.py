@@ -122,9 +122,5 @@ def _obey(talk: Any, command: str, rest: str = "") -> None:
     elif command == "/help":
         print("\n".join(f"{name:15}{what}" for name, what in _COMMANDS.items()))
     else:
-        print("/save needs a file: /save FILE." if command == "/save" else _unknown(command))
-
-
-def _unknown(command: str) -> str:
-    commands = [name.partition(" ")[0] for name in _COMMANDS]
-    return f"No command {command}{did_you_mean(command, commands)}"
+        unknown = f"No command {command}{did_you_mean(command, [name.partition(' ')[0] for name in _COMMANDS])}"
+        print("/save needs a file: /save FILE." if command == "/save" else unknown)

@@ -17,16 +17,16 @@ from nemo2.errors import ConfigError
 from nemo2.launch.clusters import Profile, build_executor, profiles, user_file
 
 Name = Annotated[str, typer.Argument(help="Name of the profile.")]
-Settings = Annotated[
-    Optional[list[str]], typer.Argument(metavar="KEY=VALUE...", help="Fields of the profile; values are TOML or text.")
-]
 
 
 def add(
     name: Name,
-    settings: Settings = None,
+    settings: Annotated[Optional[list[str]], typer.Argument(metavar="KEY=VALUE...")] = None,
 ) -> Result:
     """Add a profile to ~/.config/nemo2/clusters.toml. Fails if the name exists.
+
+    Args:
+        settings: Fields of the profile; values are TOML or text.
 
     Example: nemo2 cluster add mycluster kind=slurm partition=batch job_dir=/shared/me/jobs
     """

@@ -20,6 +20,8 @@ from nemo2.cli.run_names import checkpoint_called
 from nemo2.cli.sources import Overrides, name_of_run, recipe_tree, run_with_recipe
 from nemo2.errors import ConfigError
 
+_FIGURES = ("num_bytes", "num_tokens", "loss", "perplexity", "bits_per_byte")
+
 
 def evaluate(
     checkpoint: Weights = None,
@@ -100,7 +102,7 @@ def _measured(
         from nemo2.llm.evaluation.api import perplexity
 
         measured = perplexity(path, [str(file) for file in texts], stride=stride, max_batch_size=batch_size)
-        report["texts"] = {name: _figures(one) for name, one in measured.items()}
+        report["texts"] = {name: {field: getattr(one, field) for field in _FIGURES} for name, one in measured.items()}
         if not as_json():
             print("\n".join(_of_texts(measured)))
     if not tasks:
@@ -157,11 +159,6 @@ def _refuse_other_start(recipe: Any, checkpoint: str) -> None:
             if set_on_command_line(node, field) and not isinstance(getattr(node, field), fdl.Buildable):
                 path = ".".join(part for part in ("resume", place, field) if part)
                 raise ConfigError(f"{checkpoint} contradicts {path}={getattr(node, field)}: leave one of them out.")
-
-
-def _figures(one: Any) -> dict[str, float]:
-    names = ("num_bytes", "num_tokens", "loss", "perplexity", "bits_per_byte")
-    return {name: getattr(one, name) for name in names}
 
 
 def _of_texts(measured: Mapping[str, Any]) -> list[str]:

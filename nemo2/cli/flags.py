@@ -12,25 +12,13 @@ import typer
 from nemo2.base.counts import counted
 from nemo2.base.files import output_file
 from nemo2.base.gpus import gpu
+from nemo2.cli.adapter import AT_LEAST_1
 from nemo2.cli.own_data import Data
 from nemo2.cli.sources import configured
 from nemo2.errors import ConfigError
 from nemo2.mcore.settle.machine import Machine
 
-Gpus = Annotated[
-    Optional[str],
-    typer.Option(
-        "--gpus",
-        "--gpu",
-        help="GPU type, number of GPUs, or both: H100, 64, H100x64 or 64xH100. A number sets nodes and devices; nodes have "
-        "8 GPUs unless the trainer sets another number.",
-    ),
-]
 _UNITS = {"k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
-Nodes = Annotated[Optional[int], typer.Option("--nodes", min=1, help="Number of nodes; sets trainer.num_nodes.")]
-Devices = Annotated[
-    Optional[int], typer.Option("--devices", min=1, help="GPUs (or CPU processes) per node; sets trainer.devices.")
-]
 
 
 def _file(path: Optional[Path]) -> Optional[Path]:
@@ -50,29 +38,23 @@ Prefix = Annotated[Path, typer.Option("--output", "-o", callback=_file)]
 Html = Annotated[Optional[Path], typer.Option("--html", callback=_file)]
 Folder = Annotated[Path, typer.Option("--output", "-o", callback=_folder, help="Directory to write.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace an existing directory.")]
-TrustRemoteCode = Annotated[
-    bool, typer.Option("--trust-remote-code", help="Run the Python code beside the tokenizer's files. Read it first.")
-]
 Performance = Annotated[bool, typer.Option("--performance", help="Use the recipe's performance mode.")]
-Temperature = Annotated[
-    float, typer.Option(min=0.0, help="Sampling temperature; 0 always takes the most likely token.")
-]
-TopK = Annotated[int, typer.Option(min=0, help="Sample from this many most likely tokens; 0: from all tokens.")]
-TopP = Annotated[
-    float, typer.Option(min=0.0, max=1.0, help="Sample from the most likely tokens with this total probability.")
-]
-MinP = Annotated[
-    float, typer.Option(min=0.0, max=1.0, help="Drop tokens below this fraction of the highest token probability.")
-]
 
 
 @dataclass(frozen=True)
 class MachineOptions:
-    """The machines of a run. The fields are options of the command."""
+    """The machines of a run. The fields are options of the command.
 
-    gpus: Gpus = None
-    nodes: Nodes = None
-    devices: Devices = None
+    Args:
+        gpus: GPU type, number of GPUs, or both: H100, 64, H100x64 or 64xH100. A number sets nodes and devices; nodes have
+            8 GPUs unless the trainer sets another number.
+        nodes: Number of nodes; sets trainer.num_nodes.
+        devices: GPUs (or CPU processes) per node; sets trainer.devices.
+    """
+
+    gpus: Annotated[Optional[str], typer.Option("--gpus", "--gpu")] = None
+    nodes: Annotated[Optional[int], AT_LEAST_1] = None
+    devices: Annotated[Optional[int], AT_LEAST_1] = None
 
 
 @dataclass(frozen=True)

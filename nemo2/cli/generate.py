@@ -12,7 +12,7 @@ from nemo2.cli.adapter import AT_LEAST_1, Result
 from nemo2.cli.begin_from import WeightsOption, named_weights
 from nemo2.cli.chat import chat as converse
 from nemo2.cli.commands import as_json, not_with, only_with, refuse_all_but
-from nemo2.cli.flags import Html, MinP, Output, Temperature, TopK, TopP, TrustRemoteCode
+from nemo2.cli.flags import Html, Output
 from nemo2.errors import ConfigError
 
 _STANDARD = Path("-")
@@ -29,17 +29,17 @@ def generate(
     template: Optional[str] = None,
     template_kwargs: Optional[str] = None,
     max_new_tokens: Annotated[Optional[int], AT_LEAST_1] = None,
-    temperature: Temperature = 0.0,
-    top_k: TopK = 0,
-    top_p: TopP = 1.0,
-    min_p: MinP = 0.0,
+    temperature: Annotated[float, typer.Option(min=0.0)] = 0.0,
+    top_k: Annotated[int, typer.Option(min=0)] = 0,
+    top_p: Annotated[float, typer.Option(min=0.0, max=1.0)] = 1.0,
+    min_p: Annotated[float, typer.Option(min=0.0, max=1.0)] = 0.0,
     stop: Optional[list[str]] = None,
     prompts_file: Annotated[Optional[Path], typer.Option("--prompts")] = None,
     batch_size: Annotated[int, AT_LEAST_1] = 4,
     seed: int = 1234,
     output: Output = None,
     html: Html = None,
-    trust_remote_code: TrustRemoteCode = False,
+    trust_remote_code: bool = False,
 ) -> Result:
     """Generate text with a checkpoint's model, or chat with it.
 
@@ -54,12 +54,17 @@ def generate(
         template: With --chat: a chat template: a file, or 'plain'. Default: the run's template.
         template_kwargs: With --chat: variables of the template as JSON, such as {"enable_thinking": false}.
         max_new_tokens: Maximum number of tokens to generate. Default: 64 per prompt, 256 per answer of a chat.
+        temperature: Sampling temperature; 0 always takes the most likely token.
+        top_k: Sample from this many most likely tokens; 0: from all tokens.
+        top_p: Sample from the most likely tokens with this total probability.
+        min_p: Drop tokens below this fraction of the highest token probability.
         stop: Stop before this text; may be repeated.
         prompts_file: A JSON-lines file of {"input": PROMPT}; '-' reads standard input.
         batch_size: Number of prompts to complete in one batch.
         seed: Random seed for sampling.
         output: Also write JSON lines to this file; '-': print only JSON lines.
         html: Write an HTML page with the texts of all checkpoints side by side.
+        trust_remote_code: Run the Python code beside the tokenizer's files. Read it first.
 
     Example: nemo2 generate RUN_DIR/checkpoints/NAME --prompt 'def main(' --max-new-tokens 40
     """
@@ -67,23 +72,12 @@ def generate(
     not_with("as_json", "output", "html")
     chat = chat or (not prompt and not prompts_file and sys.stdin.isatty())
     named = checkpoints or [None]
+    sampling: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
     if chat:
-        allowed = (
-            "checkpoints",
-            "source",
-            "chat",
-            "system",
-            "template",
-            "template_kwargs",
-            "max_new_tokens",
-            "temperature",
-            "top_k",
-            "top_p",
-        )
-        refuse_all_but(*allowed, "min_p", "seed", "trust_remote_code", why="in a chat")
+        allowed = ("checkpoints", "source", "chat", "system", "template", "template_kwargs", "max_new_tokens")
+        refuse_all_but(*allowed, *sampling, "seed", "trust_remote_code", why="in a chat")
         if len(named) > 1:
             raise ConfigError(f"{len(named)} checkpoints: a chat is with one. Name one of them.")
-        sampling = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
         path, name = named_weights(named[0], source), named[0] or source or ""
         limits = {"max_new_tokens": max_new_tokens or 256, **sampling}
         converse(path, name, limits, system, template, template_kwargs, seed=seed, trust_remote_code=trust_remote_code)
@@ -122,16 +116,13 @@ def generate(
             prompts=texts or None,
             input_dataset=Path("/dev/stdin") if prompts_file == _STANDARD else prompts_file,
             max_new_tokens=max_new_tokens or 64,
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
-            min_p=min_p,
             stop=stop,
             max_batch_size=batch_size,
             random_seed=seed,
             output_path="/dev/stdout" if lines_only else str(output) if output else None,
             trust_remote_code=trust_remote_code,
             on_text=show if alone else None,
+            **sampling,
         )
 
     if html is not None:
@@ -149,9 +140,5 @@ def generate(
         print(*unprinted, sep="")
     if alone or lines_only:
         return Result(None)
-    return Result(None, f"\n{'-' * 40}\n".join(map(completion_text, completions)))
-
-
-def completion_text(completion: Any) -> str:
-    """The prompt with the generated text."""
-    return completion if isinstance(completion, str) else f"{completion.prompt}{completion.text}"
+    outputs = (one if isinstance(one, str) else f"{one.prompt}{one.text}" for one in completions)
+    return Result(None, f"\n{'-' * 40}\n".join(outputs))

@@ -9,65 +9,54 @@ from typing import Annotated, Any, Optional
 
 import typer
 
+from nemo2.cli.adapter import AT_LEAST_1
 from nemo2.cli.flags import MachineOptions, kind_of, on_machine, set_option
 from nemo2.cli.sources import changed
-from nemo2.cli.trackers import Trackers, add_trackers, place_trackers, tracker_called, variables_for
+from nemo2.cli.trackers import add_trackers, place_trackers, tracker_called, variables_for
 from nemo2.errors import ConfigError
 from nemo2.launch.clusters import resolve_executor
 from nemo2.mcore.settle.machine import Machine
 
-Executor = Annotated[
-    str, typer.Option("--executor", help="Where to run: 'local', or a cluster profile (`nemo2 cluster list`).")
-]
-RunName = Annotated[Optional[str], typer.Option("--name", help="Name of the run; sets log.name.")]
-Directory = Annotated[Optional[Path], typer.Option("--dir", help="Directory for all runs; sets log.log_dir.")]
-Dryrun = Annotated[bool, typer.Option("--dryrun", "-n", help="Run all checks and print the launch, but start nothing.")]
-Detach = Annotated[bool, typer.Option("--detach", help="Return after submitting, if the executor supports it.")]
-AcceptChanges = Annotated[
-    bool,
-    typer.Option(
-        "--accept-changes",
-        help="Resume although the recipe no longer matches the checkpoint; sets resume.accept_changes.",
-    ),
-]
-Chain = Annotated[
-    int,
-    typer.Option(
-        "--chain", min=1, help="Slurm only: number of jobs that run one after another and continue the same run."
-    ),
-]
-PluginNames = Annotated[
-    Optional[list[str]],
-    typer.Option(
-        "--plugins",
-        help="Add a plugin, such as 'NsysPlugin(start_step=5,end_step=8)'. Takes several; may be repeated.",
-    ),
-]
-Force = Annotated[bool, typer.Option("--force", help="Start the run although its predicted memory exceeds the GPUs.")]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Submit to a cluster without asking.")]
-
 
 @dataclass(frozen=True)
 class LaunchOptions(MachineOptions):
-    """Where and how a run starts. The fields are options of the command."""
+    """Where and how a run starts. The fields are options of the command.
 
-    executor: Executor = "local"
-    run_name: RunName = None
-    directory: Directory = None
-    dryrun: Dryrun = False
-    detach: Detach = False
-    plugins: PluginNames = None
-    force: Force = False
-    yes: Yes = False
+    Args:
+        executor: Where to run: 'local', or a cluster profile (`nemo2 cluster list`).
+        run_name: Name of the run; sets log.name.
+        directory: Directory for all runs; sets log.log_dir.
+        dryrun: Run all checks and print the launch, but start nothing.
+        detach: Return after submitting, if the executor supports it.
+        plugins: Add a plugin, such as 'NsysPlugin(start_step=5,end_step=8)'. Takes several; may be repeated.
+        force: Start the run although its predicted memory exceeds the GPUs.
+        yes: Submit to a cluster without asking.
+    """
+
+    executor: str = "local"
+    run_name: Annotated[Optional[str], typer.Option("--name")] = None
+    directory: Annotated[Optional[Path], typer.Option("--dir")] = None
+    dryrun: Annotated[bool, typer.Option("--dryrun", "-n")] = False
+    detach: bool = False
+    plugins: Optional[list[str]] = None
+    force: bool = False
+    yes: Annotated[bool, typer.Option("--yes", "-y")] = False
 
 
 @dataclass(frozen=True)
 class TrainingOptions(LaunchOptions):
-    """Options of a run that saves checkpoints and can resume from them."""
+    """Options of a run that saves checkpoints and can resume from them.
 
-    chain: Chain = 1
-    accept_changes: AcceptChanges = False
-    trackers: Trackers = None
+    Args:
+        chain: Slurm only: number of jobs that run one after another and continue the same run.
+        accept_changes: Resume although the recipe no longer matches the checkpoint; sets resume.accept_changes.
+        trackers: Also log to tensorboard, wandb, mlflow or comet. NAME:offline keeps its files on this machine. May be
+            repeated.
+    """
+
+    chain: Annotated[int, AT_LEAST_1] = 1
+    accept_changes: bool = False
+    trackers: Annotated[Optional[list[str]], typer.Option("--tracker")] = None
 
     def __post_init__(self) -> None:
         for word in self.trackers or []:

@@ -106,7 +106,9 @@ def _rows(*, own: bool, shipped: bool, finetune: bool) -> tuple[list[dict[str, A
         except ConfigError as error:  # one broken recipe must not hide the others
             problems.append(f"{name}: {error}")
         else:
-            rows += [{**item, "name": _renamed(item, name), "origin": source.origin} for item in own_rows]
+            for item in own_rows:
+                method = str(item.get("name", "")).partition(":")[2]
+                rows.append({**item, "name": f"{name}:{method}" if method else name, "origin": source.origin})
     return rows, problems
 
 
@@ -140,11 +142,6 @@ def _of_facts(recipe: Any, finetune: bool) -> list[dict[str, Any]]:
         facts = getattr(recipe, "FINETUNE", None)
         return [] if facts is None else [row_of_finetuning(facts, method) for method in ("lora", "full")]
     return [] if recipe.RECIPE is None else [row(recipe.RECIPE)]
-
-
-def _renamed(item: dict[str, Any], name: str) -> str:
-    method = str(item.get("name", "")).partition(":")[2]
-    return f"{name}:{method}" if method else name
 
 
 def row(recipe: Any) -> dict[str, Any]:

@@ -82,28 +82,20 @@ def compare(
     if not 2 <= len(folders) <= 8:
         raise ConfigError(f"{len(folders)} runs: compare takes two to eight runs.")
     from nemo2.config.show import format_value
-    from nemo2.training.run_dir.compare import (
-        COLUMNS,
-        FIRST_TO_GO,
-        comparison_page,
-        differences,
-        labels,
-        losses_at_one_step,
-        rows_of,
-        summary,
-    )
+    from nemo2.training.run_dir import compare as of_runs
     from nemo2.training.run_dir.run_folder import RunFolder
 
     runs = [RunFolder(folder) for folder in folders]
-    called = labels(runs)
+    called = of_runs.labels(runs)
     recipes, without = _recipes(runs)
-    changes = differences(recipes) if recipes else []
+    changes = of_runs.differences(recipes) if recipes else []
     if html is not None:
-        write_file(html, comparison_page(runs, changes, without=without))
-    summaries = [summary(run) for run in runs]
-    common = losses_at_one_step(runs)
-    rows = [[name, *row] for name, row in zip(called, rows_of(summaries), strict=True)]
-    lines = columns(rows, head=["run", *COLUMNS], right=range(1, 6), folds=0, optional=FIRST_TO_GO)
+        write_file(html, of_runs.comparison_page(runs, changes, without=without))
+    summaries = [of_runs.summary(run) for run in runs]
+    common = of_runs.losses_at_one_step(runs)
+    rows = [[name, *row] for name, row in zip(called, of_runs.rows_of(summaries), strict=True)]
+    head = ["run", *of_runs.COLUMNS]
+    lines = columns(rows, head=head, right=range(1, 6), folds=0, optional=of_runs.FIRST_TO_GO)
     at = None
     if common is not None:
         at = {"step": common[0], "loss": dict(zip(called, common[1], strict=True))}

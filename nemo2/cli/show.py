@@ -27,13 +27,10 @@ GROUPS = (
         "Layout", "layout", own=("rank", "world_size", "microbatches", "backward"), beside=("output", "as_json")
     ),
     OptionGroup("Difference", "diff", own=("exit_code",), beside=("python", "as_json", "defaults")),
-    OptionGroup("Format", "output", beside=("defaults",)),
-    OptionGroup("Format", "python", beside=("defaults",)),
-    OptionGroup("Format", "as_yaml", beside=("defaults",)),
-    OptionGroup("Format", "as_json", beside=("defaults",)),
-    OptionGroup("Format", "flat", beside=("defaults",)),
-    OptionGroup("Format", "who", beside=("defaults",)),
-    OptionGroup("Format", "defaults"),
+    *(
+        OptionGroup("Format", option, beside=("defaults",))
+        for option in ("output", "python", "as_yaml", "as_json", "flat", "who", "defaults")
+    ),
 )
 """What can be asked of a recipe, and in which form it is answered."""
 

@@ -5,21 +5,12 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import Annotated, Any, Optional
-
-import typer
+from typing import Any, Optional
 
 from nemo2.base.names import did_you_mean
 from nemo2.errors import ConfigError
 from nemo2.training.run_dir.trackers import TRACKERS
 
-Trackers = Annotated[
-    Optional[list[str]],
-    typer.Option(
-        "--tracker",
-        help="Also log to tensorboard, wandb, mlflow or comet. NAME:offline keeps its files on this machine. May be repeated.",
-    ),
-]
 OFFLINE = ":offline"
 """The suffix of a tracker's name for offline use: the tracker sends nothing."""
 
@@ -68,7 +59,11 @@ def place_trackers(recipe: Any, words: Iterable[str]) -> None:
         arguments = own.__arguments__
         if tracker.project and not arguments.get(tracker.project):
             setattr(own, tracker.project, log.name)
-        if tracker.name == "mlflow" and not arguments.get("tracking_uri") and (offline or not _mlflow_server()):
+        if (
+            tracker.name == "mlflow"
+            and not arguments.get("tracking_uri")
+            and (offline or not os.environ.get("MLFLOW_TRACKING_URI"))
+        ):
             # The store in one SQLite file, because MLflow 3 refuses its older store of folders.
             own.tracking_uri = f"sqlite:///{folder / 'mlflow.db'}"
             own.artifact_location = arguments.get("artifact_location") or (folder / "mlflow").as_uri()
@@ -89,7 +84,3 @@ def variables_for(words: Iterable[str]) -> dict[str, str]:
     """The environment variables that these trackers read, with their values here, for ranks that don't inherit them."""
     names = [name for word in words for name in tracker_called(word)[0].variables]
     return {name: os.environ[name] for name in names if os.environ.get(name)}
-
-
-def _mlflow_server() -> bool:
-    return bool(os.environ.get("MLFLOW_TRACKING_URI"))

@@ -4,7 +4,6 @@ from nemo2.data.bpe import train_bpe as train_bpe
 from nemo2.data.libraries import get_nmt_tokenizer as get_nmt_tokenizer
 from nemo2.data.libraries import get_tokenizer as get_tokenizer
 from nemo2.data.mock import MockDataModule as MockDataModule
-from nemo2.data.prepare import PreparedData as PreparedData
 from nemo2.data.prepare import prepare_data as prepare_data
 from nemo2.data.pretraining import PreTrainingDataModule as PreTrainingDataModule
 from nemo2.data.sampler import DataSampler as DataSampler
@@ -14,6 +13,7 @@ from nemo2.data.sentencepiece import SentencePieceTokenizer as SentencePieceToke
 from nemo2.data.stdlib import DemoData as DemoData
 from nemo2.data.stdlib import prepare_demo_data as prepare_demo_data
 from nemo2.data.stdlib import python_stdlib_corpus as python_stdlib_corpus
+from nemo2.data.token_files import PreparedData as PreparedData
 from nemo2.data.tokenizer import AutoTokenizer as AutoTokenizer
 from nemo2.data.tokenizer import BPETokenizer as BPETokenizer
 from nemo2.data.tokenizer import ByteTokenizer as ByteTokenizer

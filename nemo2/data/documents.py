@@ -16,10 +16,11 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, Optional, TypeVar, Union, cast, get_args
+from typing import Any, BinaryIO, Literal, Optional, TypeVar, Union, cast
 
 from nemo2.base.advice import advice
 from nemo2.base.files import MIB, parse_json
+from nemo2.base.names import check_choice
 from nemo2.errors import ConfigError, DataError, SecurityError
 
 Inputs = Union[str, Path, Sequence[Union[str, Path]]]
@@ -50,17 +51,6 @@ _LONGEST_CELL = (1 << 31) - 1
 _SURROGATE = re.compile("[\ud800-\udfff]")
 Placed = tuple[str, dict[str, Any]]
 """A record's place in messages, "file:line" or "file[index]", and the record."""
-
-
-def check_choice(name: str, value: Any, choices: Any) -> None:
-    """Check the setting ``name``, whose type is the Literal ``choices``.
-
-    Raises:
-        ConfigError: ``value`` is none of them.
-    """
-    *others, last = get_args(choices)
-    if value not in (*others, last):
-        raise ConfigError(f"{name}={value!r}: must be {', '.join(map(repr, others))} or {last!r}.")
 
 
 class Malformed(DataError):

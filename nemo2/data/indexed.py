@@ -20,8 +20,7 @@ import numpy as np
 
 from nemo2.base.names import nearest
 from nemo2.data.inputs import Input
-from nemo2.data.prepare import read_sidecar
-from nemo2.data.token_files import strip_suffix
+from nemo2.data.token_files import read_sidecar, strip_suffix
 from nemo2.errors import DataError
 
 _MAGIC = b"MMIDIDX\x00\x00"

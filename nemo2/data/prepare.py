@@ -10,76 +10,32 @@ import json
 import os
 import uuid
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Optional, Union
+from typing import Optional, Union
 
 import numpy as np
 
 from nemo2.base.advice import advice
 from nemo2.base.counts import counted
-from nemo2.base.files import read_bounded, refuse_existing, replaceable_file, sha256
+from nemo2.base.files import refuse_existing, replaceable_file, sha256
+from nemo2.base.names import check_choice
 from nemo2.data.documents import (
     BadInput,
     Inputs,
     Malformed,
     OnBadLine,
-    check_choice,
     find_files,
     read_documents,
     tokenized,
     unknown_in,
 )
 from nemo2.data.special_text import OnSpecialToken, as_plain_text, special_in
-from nemo2.data.token_files import SUFFIXES, strip_suffix, token_files
+from nemo2.data.token_files import SUFFIXES, PreparedData, strip_suffix, token_files
 from nemo2.data.tokenizer import Tokenizer
 from nemo2.errors import DataError
 
-FORMAT = 1
-_MOST_DESCRIPTION = 16 << 20
 _BATCH_CHARACTERS = 1 << 20
-
-
-@dataclass(frozen=True, kw_only=True)
-class PreparedData:
-    """The contents of a pair of token files: the fields of ``PREFIX.json``, except for the prefix itself."""
-
-    prefix: str
-    """The path of the files without their suffix."""
-    documents: int
-    """Written documents."""
-    tokens: int
-    """Written tokens, with the end-of-document tokens."""
-    characters: int
-    """Characters of the written documents."""
-    empty_documents: int
-    """Documents without text, which were left out."""
-    skipped_documents: int
-    """Documents that aren't text, which were left out."""
-    skipped_examples: list[str] = field(default_factory=list)
-    """The places of some of the skipped documents."""
-    documents_with_special_tokens: int = 0
-    """Written documents whose text spells a special token of the tokenizer."""
-    special_tokens: OnSpecialToken = "keep"
-    """What such a text became: the special token ("keep"), or plain text ("text")."""
-    documents_with_unknown_text: int = 0
-    """Written documents with text that the tokenizer has no tokens for, which became its unknown token."""
-    vocab_size: int
-    """The number of ids of the tokenizer."""
-    eod: Optional[int]
-    """The id that ends documents. None: documents have no end token."""
-    max_token_id: int
-    """The largest written id."""
-    dtype: str
-    """The type of a token in the .bin file, in NumPy's terms."""
-    bin_bytes: int
-    """The size of the .bin file."""
-    tokenizer: dict[str, Any]
-    """The description of the tokenizer."""
-    sha256: dict[str, str]
-    """The digests of the .bin and the .idx file."""
-    format: int = FORMAT
-    """The version of this description."""
 
 
 def prepare_data(
@@ -154,21 +110,6 @@ def prepare_data(
         raise DataError(
             f"{prefix}.bin/.idx can't be written: {error}. Choose another {advice('--output', 'prefix')}."
         ) from error
-
-
-def read_sidecar(prefix: Union[str, Path]) -> Optional[PreparedData]:
-    """The description of ``PREFIX.bin`` in ``PREFIX.json``. None: there is none, or it describes other files.
-
-    Other tools write token files without such a file, and a .json of that name may have any contents.
-    """
-    try:
-        contents = json.loads(read_bounded(f"{prefix}.json", at_most=_MOST_DESCRIPTION))
-        described = PreparedData(prefix=str(prefix), **contents)
-        if described.format == FORMAT and os.path.getsize(f"{prefix}.bin") == described.bin_bytes:
-            return described
-    except (OSError, ValueError, TypeError, RecursionError):
-        pass
-    return None
 
 
 def _delete_leftovers(prefix: Path) -> None:

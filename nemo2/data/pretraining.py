@@ -24,7 +24,7 @@ from nemo2.data.index_cache import private_directory
 from nemo2.data.indexed import TokenFile, check_token_ids, open_token_file
 from nemo2.data.inputs import Input
 from nemo2.data.megatron_datasets import build_datasets
-from nemo2.data.prepare import read_sidecar
+from nemo2.data.token_files import read_sidecar
 from nemo2.data.tokenizer import Tokenizer
 from nemo2.errors import ConfigError, DataError
 

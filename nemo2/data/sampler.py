@@ -14,10 +14,10 @@ from torch.utils.data import (
     SequentialSampler,
 )
 
+from nemo2.base.names import check_choice
 from nemo2.config.capture import configurable
 from nemo2.data.batch_sampler import EvalBatchSampler, Order, PaddedDataset, StepBatchSampler
 from nemo2.data.batch_size import BatchSizeSchedule, check_positive, setup_microbatch_calculator
-from nemo2.data.documents import check_choice
 
 _log = logging.getLogger(__name__)
 Mode = Literal["train", "validation", "test", "predict"]

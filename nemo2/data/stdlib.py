@@ -13,9 +13,6 @@ from typing import Optional, Union
 from filelock import FileLock, Timeout
 
 from nemo2.base.files import replacing
-from nemo2.data.bpe import train_bpe
-from nemo2.data.documents import BadInput, read_documents
-from nemo2.data.prepare import prepare_data
 from nemo2.errors import DataError
 
 _LEFT_OUT = frozenset({"site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test"})
@@ -109,6 +106,10 @@ def prepare_demo_data(
 
 
 def _prepare(files: list[Path], vocab_size: int, data: DemoData, finished: Path, progress: bool) -> None:
+    from nemo2.data.bpe import train_bpe
+    from nemo2.data.documents import BadInput, read_documents
+    from nemo2.data.prepare import prepare_data
+
     # A few of the library's files, mostly tests of decoding, aren't UTF-8.
     texts = (text for _, text in read_documents(files, bad=BadInput("skip")))
     tokenizer = train_bpe(texts, vocab_size, data.tokenizer)

@@ -215,7 +215,8 @@ class BPETokenizer(Tokenizer):
         return path
 
     @cached_property
-    def _tokenizer(self) -> Any:
+    def backend(self) -> Any:
+        """The object of the ``tokenizers`` package."""
         from tokenizers import Tokenizer as Tokenizers
 
         try:
@@ -223,34 +224,29 @@ class BPETokenizer(Tokenizer):
         except Exception as error:  # the package raises bare Exception for any fault in the file
             raise DataError(f"{self._file} is not a tokenizer of the `tokenizers` package: {error}.") from error
 
-    @property
-    def backend(self) -> Any:
-        """The object of the ``tokenizers`` package."""
-        return self._tokenizer
-
     @cached_property
     def vocab_size(self) -> int:
-        return _ids_below(self._tokenizer.get_vocab(with_added_tokens=True))
+        return _ids_below(self.backend.get_vocab(with_added_tokens=True))
 
     @cached_property
     def special_texts(self) -> Sequence[str]:
-        return sorted(one.content for one in self._tokenizer.get_added_tokens_decoder().values() if one.special)
+        return sorted(one.content for one in self.backend.get_added_tokens_decoder().values() if one.special)
 
     def text_to_ids(self, text: str) -> list[int]:
-        return self._tokenizer.encode(text, add_special_tokens=False).ids
+        return self.backend.encode(text, add_special_tokens=False).ids
 
     def texts_to_ids(self, texts: Sequence[str]) -> list[list[int]]:
         """`text_to_ids` of many texts at once. The package chooses the number of threads."""
-        return [encoding.ids for encoding in self._tokenizer.encode_batch(list(texts), add_special_tokens=False)]
+        return [encoding.ids for encoding in self.backend.encode_batch(list(texts), add_special_tokens=False)]
 
     def ids_to_text(self, ids: Sequence[int]) -> str:
-        return self._tokenizer.decode([int(token_id) for token_id in ids], skip_special_tokens=True)
+        return self.backend.decode([int(token_id) for token_id in ids], skip_special_tokens=True)
 
     @cached_property
     def eos_id(self) -> Optional[int]:
         if self.eos_token is not None:
             return self._named("eos_token", self.eos_token)
-        candidates = (self._tokenizer.token_to_id(token) for token in END_OF_DOCUMENT)
+        candidates = (self.backend.token_to_id(token) for token in END_OF_DOCUMENT)
         return next((token_id for token_id in candidates if token_id is not None), None)
 
     @cached_property
@@ -263,13 +259,13 @@ class BPETokenizer(Tokenizer):
 
     @cached_property
     def unk_id(self) -> Optional[int]:
-        unknown = getattr(self._tokenizer.model, "unk_token", None)
-        return None if unknown is None else self._tokenizer.token_to_id(unknown)
+        unknown = getattr(self.backend.model, "unk_token", None)
+        return None if unknown is None else self.backend.token_to_id(unknown)
 
     def _named(self, field: str, token: Optional[str]) -> Optional[int]:
         if token is None:
             return None
-        token_id = self._tokenizer.token_to_id(token)
+        token_id = self.backend.token_to_id(token)
         if token_id is None:
             raise DataError(f"{field}={token!r} is not in the vocabulary of {self._file}.")
         return token_id
@@ -286,7 +282,7 @@ class BPETokenizer(Tokenizer):
 
     def __getstate__(self) -> dict[str, Any]:
         """The state without the loaded tokenizer, which each worker process loads itself."""
-        return {key: value for key, value in super().__getstate__().items() if key != "_tokenizer"}
+        return {key: value for key, value in super().__getstate__().items() if key != "backend"}
 
     def __repr__(self) -> str:
         return f"BPETokenizer({self.path!r})"
@@ -310,7 +306,7 @@ class GPT2BPETokenizer(BPETokenizer):
         self.merges_file = str(merges_file)
 
     @cached_property
-    def _tokenizer(self) -> Any:
+    def backend(self) -> Any:
         from tokenizers import Tokenizer as Tokenizers
         from tokenizers import decoders, models, pre_tokenizers
 

@@ -47,7 +47,7 @@ def put_tokenizer(source: Any, folder: Path) -> Optional[str]:
     if not files:
         return f"{tokenizer!r} has no Hugging Face form"
     if isinstance(tokenizer, GPT2BPETokenizer):
-        tokenizer._tokenizer.save(str(folder / _TOKENIZER))
+        tokenizer.backend.save(str(folder / _TOKENIZER))
     if list(files) == [Path(str(getattr(tokenizer, "path", ""))).name]:
         files = {_TOKENIZER: next(iter(files.values()))}
     for name, file in files.items():

@@ -35,12 +35,13 @@ from nemo2.launch.rank import MAIN
 from nemo2.launch.rank_files import with_arguments
 from nemo2.launch.result import RunResult, Status
 from nemo2.launch.signals import own_signals, raise_on_signals
-from nemo2.launch.stream import STARTING, RunDisplay
+from nemo2.launch.stream import RunDisplay
 from nemo2.launch.trusted_files import KERNEL_CACHE, refuse_untrusted_kernel_cache
 from nemo2.training.run_dir.directory import RUN_DIR_FILE_VARIABLE, VERSION_VARIABLE, create_directory, timestamp
 from nemo2.training.run_dir.faults import FAULT_DIR_VARIABLE, read_faults
 from nemo2.training.run_dir.parent_watchdog import LAUNCHER_VARIABLE, process_identity
 from nemo2.training.run_dir.records import RECIPE_FILE, RECIPE_VARIABLE
+from nemo2.training.run_dir.waiting import waiting_line
 
 _ENDED = {"SUCCEEDED", "FAILED", "CANCELLED"}
 
@@ -143,7 +144,8 @@ def on_experiment(
         if not local:  # nemo-run shows the log
             for job in experiment.jobs:
                 job.wait()
-        state = _follow(experiment, log_dir, before, faults=staging / "faults") if local else _status(experiment)
+        with waiting_line("starting: the ranks load torch and Megatron-Core", after=0):
+            state = _follow(experiment, log_dir, before, faults=staging / "faults") if local else _status(experiment)
     file = staging / "run_dir"
     run_dir = Path(file.read_text(encoding="utf-8")) if file.is_file() else None
     result = {"experiment_id": experiment_id, "log_dir": log_dir, "run_dir": run_dir}
@@ -221,7 +223,7 @@ def _follow(experiment: Any, log_dir: Path, before: set[int], *, faults: Path) -
     If this process is interrupted, the ranks are ended. ``before`` are the child processes that existed before them, and
     ``faults`` is the folder of the ranks' errors.
     """
-    display = RunDisplay(log_dir, waiting=STARTING)
+    display = RunDisplay(log_dir)
     interval, next_look, status = 0.2, 0.0, "UNKNOWN"
     try:
         while status not in _ENDED:

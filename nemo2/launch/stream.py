@@ -16,8 +16,6 @@ from nemo2.training.run_dir.terminal import is_terminal
 
 _MARK = re.compile(r"^\[[A-Za-z_]*(?P<rank>\d+)\]:")
 _TRACEBACK = "Traceback (most recent call last):"
-STARTING = "starting: the ranks load torch and Megatron-Core ..."
-_CLEAR = "\r\033[K"
 
 
 def agent_logs(log_dir: Path, stream: str) -> list[Path]:
@@ -55,10 +53,7 @@ class Follower:
 class RunDisplay:
     """Show a run in this process. Call `poll` while the run lasts, then `close` once."""
 
-    def __init__(
-        self, log_dir: Path, *, out: IO[str] | None = None, err: IO[str] | None = None, waiting: str = ""
-    ) -> None:
-        """``waiting`` is shown on a terminal until the ranks' first output, which may take tens of seconds."""
+    def __init__(self, log_dir: Path, *, out: IO[str] | None = None, err: IO[str] | None = None) -> None:
         self._log_dir = log_dir
         self._out = out or sys.stdout
         self._err = err or sys.stderr
@@ -67,10 +62,6 @@ class RunDisplay:
         self._held: list[str] = []
         self.trained = False
         """Whether a step was shown."""
-        self._waits = bool(waiting) and self._bar is not None
-        if self._waits:
-            self._out.write(waiting)
-            self._out.flush()
 
     def poll(self) -> bool:
         """Show new lines. Returns whether there were any."""
@@ -88,7 +79,6 @@ class RunDisplay:
     def close(self, *, succeeded: bool) -> None:
         """Show the remaining lines. The exception that is raised for a failed run shows its tracebacks."""
         self.poll()
-        self._started()
         if self._bar is not None:
             self._bar.stop()
         if succeeded:
@@ -111,7 +101,6 @@ class RunDisplay:
         if progress is None or self._bar is None:
             self._show(text, self._out)
             return
-        self._started()
         if not self._bar.is_shown:
             total = None if progress.last_step is None else progress.last_step + 1
             self._bar.start(total=total, completed=progress.step)
@@ -122,14 +111,7 @@ class RunDisplay:
             self._show(text, self._err)
         self._held = []
 
-    def _started(self) -> None:
-        if self._waits:
-            self._waits = False
-            self._out.write(_CLEAR)
-            self._out.flush()
-
     def _show(self, text: str, target: IO[str]) -> None:
-        self._started()
         if self._bar is not None and self._bar.is_shown:
             self._bar.print(text)
         else:

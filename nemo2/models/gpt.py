@@ -38,7 +38,6 @@ from nemo2.models.fused_gradients import fusing_where_possible
 from nemo2.models.gpt_step import check_token_ids, gpt_data_step, gpt_forward_step
 from nemo2.models.step_tokens import count_step_tokens
 from nemo2.models.tracked_losses import forget_tracked_losses
-from nemo2.models.walker import linear_layers
 
 _MODEL_ARGUMENTS = (
     "fp16_lm_cross_entropy", "parallel_output", "share_embeddings_and_output_weights", "position_embedding_type",
@@ -418,7 +417,11 @@ class GPTModel(FNMixin, pl.LightningModule):
         """
         beside = getattr(self.model_transform, "is_beside_experts", None)
         config: Any = self.config
-        if beside is None or not config.moe_grouped_gemm or not beside(linear_layers(config) or ()):
+        if beside is None or not config.moe_grouped_gemm:
+            return
+        from nemo2.models.walker import linear_layers
+
+        if not beside(linear_layers(config) or ()):
             return
         if config.recompute_granularity == "selective" and "moe_act" in (config.recompute_modules or ()):
             raise ConfigError(

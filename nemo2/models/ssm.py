@@ -33,7 +33,7 @@ from nemo2.models.conversion.table import Conversion, Row, linear, norm, under
 from nemo2.models.fused_gradients import fusing_where_possible
 from nemo2.models.gpt import GPTConfig, GPTModel
 from nemo2.models.gpt_step import gpt_forward_step
-from nemo2.models.walker import left_out_layers, pattern_problems, uncut_hybrid_problems
+from nemo2.models.hybrid_pattern import left_out_layers, pattern_problems, uncut_hybrid_problems
 
 ssm_forward_step = gpt_forward_step
 """NeMo's name for the forward step. A hybrid takes the arguments of a GPT model, and its mask is None too."""

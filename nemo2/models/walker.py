@@ -6,23 +6,16 @@ Megatron-Core's default. The weights of the parts are those that Megatron-Core b
 """
 
 import dataclasses
-import importlib
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple, Optional
+from collections.abc import Iterator, Sequence
+from typing import Any, Optional
 
 from nemo2.errors import ConfigError
+from nemo2.models.hybrid_pattern import hybrid_pattern
 from nemo2.models.parts import MLP, Attention, DeltaNet, Experts, LatentAttention, Mixer, Part, Projection
 from nemo2.models.shape import Layer, ModelShape
 
 _CONVOLUTION = 4
 """Tokens that the convolution of a Mamba 2 mixer spans in Megatron-Core."""
-
-
-class HybridPattern(NamedTuple):
-    """The kinds of layers by letter: those of the decoder, and those of each depth of multi-token prediction."""
-
-    decoder: str
-    further: tuple[str, ...] = ()
 
 
 def shape_of(config: Any, vocab_size: Optional[int] = None) -> ModelShape:
@@ -71,114 +64,6 @@ def linear_attention_layers(config: Any) -> list[bool]:
     return (
         [bool((index + 1) % frequency) for index in range(layers)] if isinstance(frequency, int) else _flags(frequency)
     )
-
-
-def hybrid_pattern(config: Any) -> Optional[HybridPattern]:
-    """The layers of a hybrid, without the pipeline separators (``|``). None: another kind of model.
-
-    Megatron-Core's parser reads the pattern if it has one (0.19). Earlier versions use the same grammar without its
-    checks. Without a pattern Megatron-Core distributes the kinds by the two ratios.
-
-    Raises:
-        ConfigError: Megatron-Core rejects the pattern.
-    """
-    if not hasattr(config, "hybrid_override_pattern"):
-        return None
-    allocation = _allocation()
-    pattern = config.hybrid_override_pattern
-    if pattern is None:
-        ratios = (getattr(config, name, None) or 0.0 for name in ("hybrid_attention_ratio", "hybrid_mlp_ratio"))
-        spread: Any = getattr(allocation, "pattern_from_ratios", None) or allocation.allocate_layers
-        return HybridPattern("".join(spread(config.num_layers, *ratios)))
-    parse: Any = getattr(allocation, "parse_hybrid_pattern", None)
-    try:
-        main, further = _parsed(parse(pattern)) if parse is not None else _split(pattern)
-    except ValueError as error:
-        raise ConfigError(f"model.config.hybrid_override_pattern={pattern!r}: {error}") from error
-    # Megatron-Core builds the additional predictions only if the config requests them too.
-    return HybridPattern(main.replace("|", ""), further if getattr(config, "mtp_num_layers", None) else ())
-
-
-def pattern_problems(config: Any) -> Iterator[str]:
-    """Layers of a hybrid's pattern that the installed Megatron-Core would not build."""
-    allocation = _allocation()
-    pattern = getattr(config, "hybrid_override_pattern", None)
-    if pattern is None:
-        return
-    try:
-        layers = hybrid_pattern(config)
-    except ConfigError as error:
-        yield str(error)
-        return
-    decoder = layers.decoder if layers is not None else ""
-    if len(decoder) != config.num_layers:
-        yield (
-            f"model.config.hybrid_override_pattern names {len(decoder)} layers, but "
-            f"model.config.num_layers={config.num_layers}. Set both to the same number of layers."
-        )
-    if hasattr(allocation, "parse_hybrid_pattern"):
-        return
-    marks = [mark for mark in "|/" if mark in pattern]
-    if marks:
-        yield (
-            f"model.config.hybrid_override_pattern={pattern!r} contains {' and '.join(map(repr, marks))}, which "
-            "separates pipeline stages or prediction heads and requires Megatron-Core 0.19. Remove it from the "
-            "pattern, or install Megatron-Core 0.19."
-        )
-    unknown = sorted({*pattern} - {*allocation.Symbols.VALID} - {*marks})
-    if unknown:
-        yield (
-            f"model.config.hybrid_override_pattern={pattern!r} contains the layers {', '.join(map(repr, unknown))}, "
-            f"but the installed Megatron-Core knows only {' '.join(sorted(allocation.Symbols.VALID))}."
-        )
-
-
-def _allocation() -> Any:
-    """Megatron-Core's module of hybrid patterns, whose names differ between versions."""
-    return importlib.import_module("megatron.core.ssm.mamba_hybrid_layer_allocation")
-
-
-def uncut_hybrid_problems(setting: Callable[[str], Any]) -> Iterator[str]:
-    """Pipeline settings that Megatron-Core ignores when it distributes a hybrid's layers. ``setting`` returns the
-    value of a setting by name."""
-    names = (f"account_for_{part}_in_pipeline_split" for part in ("embedding", "loss"))
-    for name in (*names, "pipeline_model_parallel_layout"):
-        if value := setting(name):
-            yield (
-                f"strategy.{name}={value!r}: Megatron-Core ignores this setting for hybrid models, and would build "
-                "other stages than requested. Leave it unset, and set num_layers_in_first_pipeline_stage or "
-                "num_layers_in_last_pipeline_stage."
-            )
-
-
-def left_out_layers(config: Any) -> Optional[str]:
-    """Why the pipeline stages of a hybrid would not hold all its layers together. None: they do.
-
-    Megatron-Core 0.16 builds such a model without an error. With ``|`` the pattern itself defines the stages.
-    """
-    stages = config.pipeline_model_parallel_size
-    ends = [config.num_layers_in_first_pipeline_stage, config.num_layers_in_last_pipeline_stage]
-    if stages == 1 or "|" in (config.hybrid_override_pattern or ""):
-        return None
-    stated = [size for size in ends if size is not None]
-    between, layers = stages - len(stated), config.num_layers - sum(stated)
-    if layers >= 0 and (layers % between == 0 if between else layers == 0):
-        return None
-    beside = f" after the first and last stages' {stated}" if stated else ""
-    return (
-        f"strategy.pipeline_model_parallel_size={stages}: model.config.num_layers={config.num_layers} leaves {layers} "
-        f"layers for {between} stages{beside}, which cannot be split evenly. Set a pipeline-parallel size that "
-        "divides them, or other values for num_layers_in_first_pipeline_stage and num_layers_in_last_pipeline_stage."
-    )
-
-
-def _parsed(pattern: Any) -> tuple[str, tuple[str, ...]]:
-    return pattern.main_pattern or "", (pattern.mtp_pattern or "",) * pattern.mtp_num_depths
-
-
-def _split(pattern: str) -> tuple[str, tuple[str, ...]]:
-    main, *further = pattern.split("/")
-    return main, tuple(part for part in further if part)
 
 
 class _Reader:

@@ -6,11 +6,12 @@ from typing import Any, Optional
 
 from nemo2.config import Config, Partial
 from nemo2.mcore.optim.lr_scheduler import CosineAnnealingScheduler
-from nemo2.mcore.optim.pytorch import PytorchOptimizerModule
 
 
 def flat(optimizer: Callable[..., Any], **settings: Any) -> Any:
     """``optimizer`` with these settings and a constant learning rate."""
+    from nemo2.mcore.optim.pytorch import PytorchOptimizerModule
+
     return Config(PytorchOptimizerModule, optimizer_fn=Partial(optimizer, **settings))
 
 

@@ -8,7 +8,6 @@ from megatron.core.optimizer import OptimizerConfig
 from torch.optim import Adam
 
 from nemo2.config import Config
-from nemo2.mcore.optim.pytorch import fused_adam
 from nemo2.recipes.optim._common import annealed, flat
 
 
@@ -81,4 +80,6 @@ def te_adam_with_cosine_annealing(
 
 def te_adam_with_flat_lr(lr: float = 1e-5, weight_decay: float = 0.01) -> Config:
     """Transformer Engine's Adam with a constant learning rate."""
+    from nemo2.mcore.optim.pytorch import fused_adam
+
     return flat(fused_adam, lr=lr, weight_decay=weight_decay, betas=(0.9, 0.999), eps=1e-8, master_weights=True)

@@ -29,7 +29,8 @@ from typing import Any, Literal, Optional, Union
 
 from nemo2.base.advice import advice
 from nemo2.base.backend.extras import install
-from nemo2.data.documents import check_choice, tokenized, unknown_in
+from nemo2.base.names import check_choice
+from nemo2.data.documents import tokenized, unknown_in
 from nemo2.data.finetuning.completeness import (
     NoTools,
     Span,

@@ -11,10 +11,11 @@ from nemo2.config.walk import class_of
 from nemo2.errors import ConfigError
 from nemo2.mcore.parallel.cuda_graphs import kind_of
 from nemo2.mcore.settle.machine import Machine
+from nemo2.models.hybrid_pattern import hybrid_pattern
 from nemo2.models.parts import LatentAttention
 from nemo2.models.peft import DoRA, LoRA
 from nemo2.models.shape import ModelShape
-from nemo2.models.walker import hybrid_pattern, linear_layers
+from nemo2.models.walker import linear_layers
 from nemo2.models.walker import shape_of as read_shape
 from nemo2.preflight.checks.facts import Facts, number, read_facts
 from nemo2.preflight.checks.tokenizers import tokenizer_of

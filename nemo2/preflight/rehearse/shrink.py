@@ -152,7 +152,7 @@ def _layers_of_all_kinds(config: Any) -> int:
 
 def _kinds_of_layers(config: Any) -> str:
     """One letter for each kind of layer in a hybrid, in order of appearance. "" for models with one kind."""
-    from nemo2.models.walker import hybrid_pattern
+    from nemo2.models.hybrid_pattern import hybrid_pattern
 
     pattern = hybrid_pattern(config) if getattr(config, "hybrid_override_pattern", None) else None
     return "".join(dict.fromkeys(pattern.decoder)) if pattern is not None else ""

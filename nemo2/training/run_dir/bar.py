@@ -4,7 +4,6 @@
 The rank itself uses it if it owns the terminal. The launching process uses it if the ranks' output goes to files.
 """
 
-import math
 from collections.abc import Mapping
 
 from rich.console import Console
@@ -20,6 +19,8 @@ from rich.progress import (
 )
 from rich.table import Table
 from rich.text import Text
+
+from nemo2.base.columns import short_count
 
 _SHORTEST_BAR = 8
 _FIRST_TO_GO = ("lr", "elapsed", "bar", "speed", "task", "val", "eta")
@@ -115,17 +116,7 @@ def summary(metrics: Mapping[str, float]) -> dict[str, str]:
     if "lr" in metrics:
         parts["lr"] = f"lr {metrics['lr']:.1e}"
     if "tokens_per_second" in metrics:
-        parts["speed"] = f"{short_number(metrics['tokens_per_second'])} tok/s"
+        parts["speed"] = f"{short_count(metrics['tokens_per_second'])} tok/s"
     elif "train_step_timing in s" in metrics:
         parts["speed"] = f"{metrics['train_step_timing in s']:.3g} s/step"
     return parts
-
-
-def short_number(value: float) -> str:
-    """``12400`` as ``12.4k``, for people rather than for parsing."""
-    if not math.isfinite(value):
-        return str(value)
-    for limit, suffix in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if abs(value) >= limit:
-            return f"{value / limit:.3g}{suffix}"
-    return f"{value:.3g}"

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from nemo2.base.columns import byte_size
+from nemo2.base.columns import byte_size, short_count
 from nemo2.checkpoint.directory import finished
 from nemo2.checkpoint.foreign_files import read_json, read_yaml
 from nemo2.errors import CheckpointError, DataError
@@ -21,7 +21,6 @@ from nemo2.mcore.parallel.layout import LAYOUT_FIELDS
 from nemo2.report.pictures.charts import WIDTH, Mark, Series, line_chart
 from nemo2.report.pictures.page import cards, details, figures, fitting, listing, note, page, pairs, section, table
 from nemo2.report.pictures.svg import standalone
-from nemo2.training.run_dir.bar import short_number
 from nemo2.training.run_dir.effective import planned_steps
 from nemo2.training.run_dir.records import (
     CHANGES_FILE,
@@ -177,11 +176,11 @@ def _cards(records: list[dict[str, Any]], effective: Mapping[str, Any], done: in
     if (seconds := median_of(records, "train_step_timing")) is not None:
         shown.append((f"{seconds:.3g} s", "per step, median"))
     if (speed := median_of(records, "tokens_per_second")) is not None:
-        shown.append((short_number(speed), "tokens per second, median"))
+        shown.append((short_count(speed), "tokens per second, median"))
     if samples:
         consumed = samples[-1][1]
-        tokens = f", {short_number(consumed * sequence)} tokens" if isinstance(sequence, int) else ""
-        shown.append((short_number(consumed), f"samples{tokens}"))
+        tokens = f", {short_count(consumed * sequence)} tokens" if isinstance(sequence, int) else ""
+        shown.append((short_count(consumed), f"samples{tokens}"))
     return cards(shown)
 
 

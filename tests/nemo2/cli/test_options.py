@@ -22,25 +22,15 @@ from nemo2.cli import adapter, check, evaluate, flags, launching
 from nemo2.cli.app import FIRST, VERBS, app, main
 from nemo2.cli.commands import rules_of
 from nemo2.cli.moved import MOVED
-from nemo2.cli.own_data import Data
 from nemo2.cli.run_names import last_started, run_called
-from nemo2.cli.sources import Overrides
 from nemo2.config.overrides import in_shell
 
-SHARED = {
-    "gpus": flags.Gpus,
-    "nodes": flags.Nodes,
-    "devices": flags.Devices,
-    "performance": flags.Performance,
-    "data": Data,
-    "overrides": Overrides,
-    "as_json": adapter.AsJson,
-}
+SHARED = ("gpus", "nodes", "devices", "performance", "data", "overrides", "as_json", "executor", "run_name", "trackers")
 WRITTEN = (flags.Output, flags.Prefix, flags.Html, flags.Folder, flags.FileOrFolder)
 """What is written: `nemo2.base.files.output_file` refuses a place for a file, `nemo2.base.files.write_file` makes its folders."""
 SHAPED = ("show", "check", "plan", "rehearse", "pretrain", "finetune", "evaluate")
 """Commands that take a recipe and look at it on a machine."""
-ANOTHER_MEANING = {("cluster test", "nodes"), ("data preview", "overrides")}
+ANOTHER_MEANING = {("cluster test", "nodes"), ("data preview", "overrides"), ("show", "executor")}
 HOMES = (launching, flags, evaluate, check)
 """The modules with the functions that verbs hand their `options` to."""
 _RUNS = "a run: `nemo2 runs` and its metrics.jsonl have its data"
@@ -74,7 +64,7 @@ def annotation(parameter: inspect.Parameter) -> tuple[Any, Any]:
 
 
 def test_what_commands_share_is_the_same_in_all_of_them() -> None:
-    found = typer_commands()
+    found, shared = typer_commands(), {}
     assert set(found) == set(VERBS) and len({words.split()[0] for words in VERBS}) <= 20
     assert len(FIRST) == 8 and set(FIRST) <= {words.split()[0] for words in VERBS}
     for words, command in found.items():
@@ -92,9 +82,9 @@ def test_what_commands_share_is_the_same_in_all_of_them() -> None:
         assert command.help and command.epilog.startswith(f"Example: nemo2 {words}"), words
         for name, parameter in inspect.signature(as_typed(words)).parameters.items():
             if name in SHARED and (words, name) not in ANOTHER_MEANING:
-                shared = inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=SHARED[name])
-                assert annotation(parameter) == annotation(shared), f"nemo2 {words}: {name} is its own"
-    assert NO_DATA.keys() <= found.keys()
+                first = shared.setdefault(name, annotation(parameter))
+                assert annotation(parameter) == first, f"nemo2 {words}: {name} is its own"
+    assert NO_DATA.keys() <= found.keys() and shared.keys() == set(SHARED)
 
 
 def test_advice_names_options_to_who_types_a_command_and_fields_to_a_program() -> None:

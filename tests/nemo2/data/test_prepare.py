@@ -14,8 +14,9 @@ from megatron.core.datasets.indexed_dataset import IndexedDataset
 
 from nemo2.data.bpe import train_bpe
 from nemo2.data.documents import find_files
-from nemo2.data.prepare import prepare_data, read_sidecar
+from nemo2.data.prepare import prepare_data
 from nemo2.data.stdlib import prepare_demo_data, python_stdlib_corpus
+from nemo2.data.token_files import read_sidecar
 from nemo2.data.tokenizer import BPETokenizer, ByteTokenizer
 from nemo2.errors import ConfigError, DataError, OutputExists
 
@@ -208,7 +209,7 @@ def test_the_demo_data_is_made_once_and_found_again(tmp_path, monkeypatch):
     def never(*args, **kwargs):
         raise AssertionError("made again")
 
-    monkeypatch.setattr("nemo2.data.stdlib.train_bpe", never)
+    monkeypatch.setattr("nemo2.data.bpe.train_bpe", never)
     assert prepare_demo_data(tmp_path, vocab_size=512, max_bytes=400_000) == data
 
 

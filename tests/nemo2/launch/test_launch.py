@@ -34,6 +34,7 @@ from nemo2.launch.stream import Follower, RunDisplay, without_rank
 from nemo2.mcore.settle import Machine
 from nemo2.training.run_dir.faults import FAULT_DIR_VARIABLE, Fault, read_faults, record_fault
 from nemo2.training.run_dir.progress_line import format_line
+from nemo2.training.run_dir.waiting import waiting_line
 
 REPORT = """\
 ============================================================
@@ -217,14 +218,15 @@ def test_a_terminal_says_that_the_ranks_start_until_their_first_output(logs, mon
 
     monkeypatch.setenv("TERM", "xterm")
     for stdout in ("[default0]:hello\n", ""):
-        out = Terminal()
-        display = RunDisplay(logs(stdout=stdout), out=out, err=io.StringIO(), waiting="starting ...")
-        assert out.getvalue() == "starting ..."
-        display.close(succeeded=True)
-        assert out.getvalue() == "starting ...\r\033[K" + ("hello\n" if stdout else "")
-    piped = io.StringIO()
-    RunDisplay(logs(), out=piped, err=piped, waiting="starting ...").close(succeeded=True)
-    assert piped.getvalue() == ""
+        out, err = Terminal(), Terminal()
+        monkeypatch.setattr(sys, "stdout", out)
+        monkeypatch.setattr(sys, "stderr", err)
+        with waiting_line("starting", after=0):
+            display = RunDisplay(logs(stdout=stdout))
+            while not err.getvalue():
+                time.sleep(0.005)
+            display.close(succeeded=True)
+        assert (err.getvalue(), out.getvalue()) == ("starting ...\r\033[K", "hello\n" if stdout else "")
 
 
 @pytest.mark.parametrize("step", [6, None])
@@ -369,6 +371,7 @@ import time
 
 from nemo2.training.run_dir.faults import install_fault_hook
 from nemo2.training.run_dir.progress_line import format_line
+from nemo2.training.run_dir.waiting import waiting_line
 
 RANK = int(os.environ.get("RANK", "0"))
 

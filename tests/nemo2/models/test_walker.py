@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from nemo2.errors import ConfigError
+from nemo2.models.hybrid_pattern import hybrid_pattern, pattern_problems
 from nemo2.models.parts import Attention, Experts, Mixer
-from nemo2.models.walker import hybrid_pattern, pattern_problems, shape_of
+from nemo2.models.walker import shape_of
 from support.families import small_and_unlike
 
 TINY: dict[str, Any] = {

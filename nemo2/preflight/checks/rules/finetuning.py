@@ -8,7 +8,6 @@ from typing import Any
 from nemo2.base.advice import advice
 from nemo2.errors import ConfigError, Nemo2Error
 from nemo2.mcore.parallel.cuda_graphs import kind_of
-from nemo2.models.walker import linear_layers
 from nemo2.preflight.checks.facts import Facts
 from nemo2.preflight.checks.rule import Topic
 from nemo2.preflight.checks.tokenizers import Unknown, known_tokenizer
@@ -192,6 +191,7 @@ def _targets(facts: Facts) -> Iterator[str]:
     if method is None or facts.config is None:
         return
     from nemo2.models.conversion.families import modules_with_weights
+    from nemo2.models.walker import linear_layers
 
     for refuse, there in (
         (method.refuse_unknown_targets, linear_layers),

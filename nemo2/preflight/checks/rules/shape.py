@@ -170,7 +170,7 @@ def _pattern(facts: Facts) -> Iterator[str]:
 
     Otherwise: The model raises an error when it is built.
     """
-    from nemo2.models.walker import pattern_problems
+    from nemo2.models.hybrid_pattern import pattern_problems
 
     layers = facts.of_model("num_layers")
     yield from pattern_problems(facts.written_config)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shows a line on a terminal while a command imports torch and Megatron-Core, which takes seconds. The first output
+"""Shows a line on a terminal while nothing else appears, because torch and Megatron-Core are imported. The first output
 removes the line."""
 
 import contextlib
@@ -10,14 +10,14 @@ from typing import Any
 
 from nemo2.training.run_dir.terminal import is_terminal
 
-_AFTER_SECONDS = 0.5
+_AFTER_SECONDS = 0.3
 _CLEAR = "\r\033[K"
 
 
 @contextlib.contextmanager
 def waiting_line(what: str, *, after: float = _AFTER_SECONDS) -> Iterator[None]:
-    """Show ``what`` on stderr, if that is a terminal, once a command has printed nothing for ``after`` seconds. A
-    terminal that can't clear a line (``TERM=dumb``) keeps it."""
+    """Show ``what`` on stderr, if that is a terminal, once nothing was printed for ``after`` seconds. A terminal
+    that can't clear a line (``TERM=dumb``) keeps it."""
     out, err = sys.stdout, sys.stderr
     line_end, clear = ("", _CLEAR) if is_terminal(err) else ("\n", "")
     if not err.isatty():

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from nemo2.cli.waiting import waiting_line
+from nemo2.training.run_dir.waiting import waiting_line
 
 
 class Terminal(io.StringIO):
