@@ -41,7 +41,7 @@ from nemo2.mcore.overlap.userbuffers import OneSize, start_userbuffers, stop_use
 from nemo2.mcore.parallel.layout import LAYOUT_FIELDS, Layout, ParallelismConfig
 from nemo2.mcore.settle.machine import Machine
 from nemo2.mcore.settle.overlap import leave_one_bucket
-from nemo2.mcore.settle.run_settings import RunSettings
+from nemo2.mcore.settle.run_settings import DDP, MODEL, OPTIM, RunSettings
 from nemo2.mcore.settle.settling import settle_run
 from nemo2.training.strategies.base import BaseStrategy
 from nemo2.training.strategies.live_settings import LiveSettings
@@ -337,15 +337,8 @@ class MegatronStrategy(LiveSettings, BaseStrategy):
         super().on_train_batch_start(batch, batch_idx)
         if not self._compared:
             self._compared = True
-            module = self.lightning_module
-            optimizer_config = getattr(getattr(module, "optim", None), "config", None)
-            refuse_silent_changes(
-                {
-                    "strategy.ddp_config": self.ddp_config,
-                    "optim.config": optimizer_config,
-                    "model.config": getattr(module, "config", None),
-                }
-            )
+            configs = self.run_settings(self.lightning_module).configs
+            refuse_silent_changes({path: configs[path] for path in (DDP, OPTIM, MODEL)})
 
     # ------------------------------------------------------------------------------------------------------ building
 
