@@ -26,7 +26,7 @@ from nemo2.mcore.parallel.cuda_graphs import kind_of
 from nemo2.mcore.parallel.layout import Layout
 from nemo2.mcore.precision import MegatronMixedPrecision
 from nemo2.mcore.settle import rows
-from nemo2.mcore.settle.agreement import follow_the_data
+from nemo2.mcore.settle.agreement import follow_the_data, length_problem
 from nemo2.mcore.settle.machine import Machine
 from nemo2.mcore.settle.overlap import RULE, Decision, leave_one_bucket, overlap, overlap_callbacks
 from nemo2.mcore.settle.parts import Parts, Refusal, build_parts, quietly, refusals_of
@@ -101,6 +101,8 @@ def settle(recipe: Any, machine: Machine, *, parts: Optional[Parts] = None, layo
     parts = parts or build_parts(recipe, machine)
     strategy: Any = parts.get("trainer.strategy")
     refusals = list(parts.refusals)
+    if problem := length_problem(parts.get("model.config"), getattr(recipe, "data", None)):
+        refusals.append(Refusal("one-sequence-length", problem))
     world = None
     try:
         world = world_of(recipe, machine)
