@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Overlaps communication with computation as far as the layout allows. The rules are in `nemo2.mcore.overlap.rules`."""
+"""Overlaps communication with computation as far as the layout allows. The rules are in `nemo2.mcore.settle.overlap`."""
 
 import logging
 from collections.abc import Mapping
@@ -10,11 +10,9 @@ import lightning.pytorch as pl
 from nemo2.callbacks.consumption import sampler_of
 from nemo2.config.capture import configurable
 from nemo2.errors import ConfigError
-from nemo2.mcore.overlap.apply import overlap, settings_of_run
-from nemo2.mcore.overlap.settings import CALLBACK, Decision
 from nemo2.mcore.overlap.tp_overlap_cfg import TransformerLayerTPOverlapCfg
 from nemo2.mcore.parallel.layout import Layout
-from nemo2.mcore.settle.machine import Machine
+from nemo2.mcore.settle.overlap import CALLBACK, Decision, arguments_of, overlap
 
 _log = logging.getLogger(__name__)
 
@@ -27,7 +25,7 @@ class MegatronCommOverlapCallback(pl.Callback):
     configuration, before any of them is used. The strategy then starts Transformer Engine's userbuffers before it
     builds the first layer. The callback costs nothing per step and behaves the same on every rank.
 
-    An argument of None follows the rules of `nemo2.mcore.overlap.rules.decide`. A value that was set explicitly on a
+    An argument of None follows the rules of `nemo2.mcore.settle.overlap`. A value that was set explicitly on a
     configuration stays.
 
     A trainer with several of these callbacks treats them as one callback with the arguments of all.
@@ -58,7 +56,7 @@ class MegatronCommOverlapCallback(pl.Callback):
     """
 
     asks_for_overlap: ClassVar[bool] = True
-    """Marks callbacks whose arguments are settings of `nemo2.mcore.overlap`, which can't import this module."""
+    """Marks callbacks whose arguments are settings of `nemo2.mcore.settle.overlap`, which can't import this module."""
 
     def __init__(
         self,
@@ -108,7 +106,7 @@ class MegatronCommOverlapCallback(pl.Callback):
             if trainer.is_global_zero:
                 name = type(strategy).__name__
                 _log.info("%s has no effect under %s.", CALLBACK, name)
-                for setting in settings_of_run([self], {}):
+                for setting in arguments_of(self):
                     _log.warning("%s does not take effect: %s overlaps communication by itself.", setting, name)
             return
         siblings = [
@@ -116,18 +114,11 @@ class MegatronCommOverlapCallback(pl.Callback):
         ]
         if siblings and siblings[0] is not self:
             return
-        machine = Machine.here()
         said = bool(self._decisions) or not trainer.is_global_zero
         self._decisions = overlap(
+            strategy.run_settings(pl_module),
             siblings or [self],
-            layout=strategy.layout,
             world_size=trainer.world_size,
-            model_config=getattr(pl_module, "config", None),
-            optimizer_config=getattr(getattr(pl_module, "optim", None), "config", None),
-            ddp_config=strategy.ddp_config,
             data_sampler=sampler_of(trainer),
-            gpu=machine.model,
-            transformer_engine_missing=machine.te_missing,
-            output_layer_can_fuse=machine.output_layer_can_fuse,
             say=None if said else _log.warning,
         )

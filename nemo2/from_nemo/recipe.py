@@ -20,6 +20,7 @@ from megatron.core.transformer.enums import AttnBackend
 from nemo2.base.files import why_not_inside
 from nemo2.base.names import did_you_mean, shortened
 from nemo2.checkpoint.auto_resume import AutoResume, RestoreConfig
+from nemo2.checkpoint.context import MANAGED
 from nemo2.checkpoint.directory import CONTEXT_PATH
 from nemo2.checkpoint.foreign_files import nemo_adapters, refuse_links
 from nemo2.config import Config, Partial
@@ -31,8 +32,7 @@ from nemo2.from_nemo.names import find
 from nemo2.from_nemo.nemo_tree import Call, Named, read_io_json, read_model_yaml
 from nemo2.hugging_face.identify import kind_at
 from nemo2.llm.api import finetune, pretrain
-from nemo2.mcore.parallel.layout import ParallelismConfig
-from nemo2.mcore.precision import DtypeConfig, MegatronMixedPrecision
+from nemo2.mcore.precision import MegatronMixedPrecision
 from nemo2.recipes.log.default import default_log
 
 TASK_FILE = "task.json"
@@ -46,8 +46,6 @@ _CONSTANTS: dict[str, Any] = {
     **{f"{AttnBackend.__module__}.AttnBackend.{one.name}": one for one in AttnBackend},
 }
 """Values in NeMo's configurations that are neither its classes nor its functions."""
-_MANAGED = {one.name for kind in (ParallelismConfig, DtypeConfig) for one in dataclasses.fields(kind)}
-"""Fields that NeMo's strategy and precision write into configurations when they are connected."""
 _ARTIFACTS = ("FileArtifact", "DirArtifact", "DirOrStringArtifact", "PathArtifact")
 _STEPS = ("data_step_fn", "forward_step_fn", "transformer_layer_spec", "mamba_stack_spec")
 """Functions in a model's configuration that nemo2's classes have themselves."""
@@ -322,7 +320,7 @@ def _is_written_by_nemo(cls: type, argument: str, value: Any) -> bool:
     """Whether NeMo's strategy or precision wrote this field, or it is a function that describes layers."""
     if not dataclasses.is_dataclass(cls):
         return False
-    return argument in _MANAGED or (argument in _STEPS and isinstance(value, Named)) or argument == "timers"
+    return argument in MANAGED or (argument in _STEPS and isinstance(value, Named)) or argument == "timers"
 
 
 def _is_default(cls: type, argument: str, value: Any) -> bool:

@@ -19,9 +19,9 @@ import nemo_run
 from nemo2.config.walk import class_of
 from nemo2.launch.local import split_secrets
 from nemo2.launch.shape import give_shape
-from nemo2.mcore.overlap.apply import overlap_callbacks
 from nemo2.mcore.parallel.cuda_graphs import kind_of
 from nemo2.mcore.settle.machine import Machine
+from nemo2.mcore.settle.overlap import overlap_callbacks
 from nemo2.mcore.settle.world import World
 
 CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"

@@ -11,7 +11,7 @@ import inspect
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
-from typing import Any, Literal, NamedTuple, Optional, Union
+from typing import Any, Literal, Optional, Union
 
 import torch
 from lightning.fabric.utilities.rank_zero import rank_zero_only
@@ -25,8 +25,9 @@ from nemo2.base.backend.extras import ANY_VERSION, has, have_te, version_of, why
 from nemo2.base.names import did_you_mean
 from nemo2.config.aliases import NOT_HERE, register_elsewhere
 from nemo2.config.capture import configurable
+from nemo2.config.derivations import Setting
 from nemo2.config.provenance import adjust, adjusting, adjustments
-from nemo2.config.requested import at, explicit_fields, explicit_values
+from nemo2.config.requested import at, explicit_fields, explicit_values, where_set
 from nemo2.errors import ConfigError
 
 _log = logging.getLogger(__name__)
@@ -278,33 +279,33 @@ class MegatronMixedPrecision(MixedPrecision):
         }
         if "fp8_params" in ours:
             ours.add("fp8_param_gather")
-        claims: dict[str, _Claim] = {}
+        settings: dict[str, Setting] = {}
         problems = []
-        for claim in _claims(configs, self.dtype_config):
-            name = claim.names[0]
-            first = claims.setdefault(name, claim)
-            if first.value != claim.value:
-                problems.append(f"{first} contradicts {claim}. {_ONE_THING}")
+        for setting in _dtypes_of(configs, self.dtype_config):
+            name = _ONE_VALUE.get(setting.name, (setting.name,))[0]
+            first = settings.setdefault(name, setting)
+            if first.value != setting.value:
+                problems.append(f"{first} contradicts {setting}. {_ONE_THING}")
             current, argument = getattr(self.dtype_config, name), _ARGUMENT_OF.get(name, name)
-            if first is not claim or current == claim.value:
+            if first is not setting or current == setting.value:
                 continue
             if argument in ours:
                 problems.append(
-                    f"{claim} contradicts trainer.plugins.{argument}{at(self, argument)}, which sets it to {current}. "
+                    f"{setting} contradicts trainer.plugins.{argument}{at(self, argument)}, which sets it to {current}. "
                     f"{_ONE_THING}"
                 )
             elif name in _DECIDED_BY_PRECISION:
                 # Adopting one of these fields alone would leave parameters in one dtype and their optimizer in another.
                 problems.append(
-                    f"{claim} contradicts trainer.plugins.precision={self.precision!r} (the default), which sets it "
-                    f"to {current}. Remove {claim.place}, and set trainer.plugins.precision, which controls the model, "
-                    "the optimizer and the gradient buffers."
+                    f"{setting} contradicts trainer.plugins.precision={self.precision!r} (the default), which sets it "
+                    f"to {current}. Remove {setting.owner}.{setting.name}, and set trainer.plugins.precision, which "
+                    "controls the model, the optimizer and the gradient buffers."
                 )
         if problems:
             raise ConfigError("\n".join(problems))
-        for claim in claims.values():
-            for name in claim.names:
-                adjust(self.dtype_config, name, claim.value, why=f"{claim.place} was set")
+        for name, setting in settings.items():
+            for field in _ONE_VALUE.get(name, (name,)):
+                adjust(self.dtype_config, field, setting.value, why=f"{setting.owner}.{setting.name} was set")
 
     def _write(self, config: Any) -> None:
         changed = set()
@@ -445,18 +446,6 @@ def what_is_lacking(
     return None
 
 
-class _Claim(NamedTuple):
-    """A value that the user set in a configuration, the fields of `DtypeConfig` that it decides, and its path."""
-
-    names: tuple[str, ...]
-    value: Any
-    place: str
-    line: str
-
-    def __str__(self) -> str:
-        return f"{self.place}={self.value!r}{self.line}"
-
-
 _ONE_THING = "Both control the same setting. Remove one of them, or set both to the same value."
 
 
@@ -491,14 +480,18 @@ register_elsewhere(
 )
 register_elsewhere(_BUFFERS, "trainer.plugins", check_for_nan_in_grad=_reading("check_for_nan_in_grad"))
 
-_ONE_VALUE = (("fp8_param_gather", "fp8_param"), ("autocast_enabled", "enable_autocast"))
-"""Pairs of fields that hold the same value under different names in different configurations."""
+_ONE_VALUE = {
+    name: names
+    for names in (("fp8_param_gather", "fp8_param"), ("autocast_enabled", "enable_autocast"))
+    for name in names
+}
+"""Fields that hold the same value under different names in different configurations, by each of the names."""
 _NONE_IS_UNSET = ("pipeline_dtype", "autocast_dtype", "fp8_params", "fp8_param_gather")
 _DECIDED_BY_PRECISION = ("fp32", "fp16", "bf16", "params_dtype")
 
 
-def _claims(configs: Mapping[str, Any], dtypes: DtypeConfig) -> Iterator[_Claim]:
-    together = {name: names for names in _ONE_VALUE for name in names}
+def _dtypes_of(configs: Mapping[str, Any], dtypes: DtypeConfig) -> Iterator[Setting]:
+    """The fields of ``dtypes`` that the user set in the configurations."""
     for path, config in configs.items():
         theirs = explicit_fields(config)
         for field in fields(dtypes):
@@ -506,8 +499,7 @@ def _claims(configs: Mapping[str, Any], dtypes: DtypeConfig) -> Iterator[_Claim]
                 continue
             value = getattr(config, field.name)
             if value is not None or field.name not in _NONE_IS_UNSET:
-                names = together.get(field.name, (field.name,))
-                yield _Claim(names, value, f"{path}.{field.name}", at(config, field.name))
+                yield Setting(field.name, path, value, where_set(config, field.name))
 
 
 def _derive_again(config: Any) -> None:

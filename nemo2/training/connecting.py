@@ -3,11 +3,10 @@
 
 from typing import Any, Optional
 
-from nemo2.config.requested import explicit_fields
 from nemo2.errors import ConfigError
 from nemo2.mcore.optim.base import OptimizerModule
 from nemo2.mcore.parallel.transform import refuse_two_transforms
-from nemo2.mcore.settle.agreement import follow_the_data, share_tokenizer
+from nemo2.mcore.settle.agreement import follow_the_data, length_problem, share_tokenizer
 
 
 def connect_parts(
@@ -29,29 +28,15 @@ def connect_parts(
     Raises:
         ConfigError: two parts contradict each other.
     """
-    _follow_data(model, data)
+    config = getattr(model, "config", None)
+    if problem := length_problem(config, data):
+        raise ConfigError(problem, rule="one-sequence-length")
+    if config is not None:
+        follow_the_data(config, data)
     share_tokenizer(model, data, tokenizer)
     _share_transform(model, model_transform)
     if optim is not None:
         optim.connect(model)
-
-
-def _follow_data(model: Any, data: Any) -> None:
-    """Give the model the data's sequence length, unless both were set, and the data's kind of loss.
-
-    Raises:
-        ConfigError: both lengths were set, and differ.
-    """
-    config: Any = getattr(model, "config", None)
-    length = getattr(data, "seq_length", None)
-    if config is None:
-        return
-    if length is not None and "seq_length" in explicit_fields(config) and config.seq_length != length:
-        raise ConfigError(
-            f"model.config.seq_length={config.seq_length} contradicts data.seq_length={length}. Remove "
-            "model.config.seq_length: the model takes the sequence length from the data."
-        )
-    follow_the_data(config, data)
 
 
 def _share_transform(model: Any, model_transform: Any) -> None:

@@ -37,11 +37,11 @@ from nemo2.config.provenance import adjusting, note_explicit_fields
 from nemo2.config.requested import refuse_silent_changes
 from nemo2.errors import ConfigError
 from nemo2.mcore.optim.megatron import MegatronOptimizer
-from nemo2.mcore.overlap.apply import leave_one_bucket
 from nemo2.mcore.overlap.userbuffers import OneSize, start_userbuffers, stop_userbuffers
 from nemo2.mcore.parallel.layout import LAYOUT_FIELDS, Layout, ParallelismConfig
 from nemo2.mcore.settle.machine import Machine
-from nemo2.mcore.settle.run_settings import RunSettings
+from nemo2.mcore.settle.overlap import leave_one_bucket
+from nemo2.mcore.settle.run_settings import DDP, MODEL, OPTIM, RunSettings
 from nemo2.mcore.settle.settling import settle_run
 from nemo2.training.strategies.base import BaseStrategy
 from nemo2.training.strategies.live_settings import LiveSettings
@@ -294,17 +294,22 @@ class MegatronStrategy(LiveSettings, BaseStrategy):
 
     # ------------------------------------------------------------------------------------------------------ connecting
 
-    def settle(self, model: pl.LightningModule) -> None:
-        """Write `nemo2.mcore.settle`'s values into the configurations of ``model``, of its optimizer and of the gradient
-        buffers."""
-        run = RunSettings(
+    def run_settings(self, model: Any) -> RunSettings:
+        """The configurations of ``model``, of its optimizer and of the gradient buffers, on this machine."""
+        return RunSettings(
             parallelism=self.parallelism,
             ddp_config=self.ddp_config,
             optimizer_config=getattr(getattr(model, "optim", None), "config", None),
             model_config=getattr(model, "config", None),
             precision=self.precision_plugin,
+            machine=Machine.here(),
         )
-        settled = settle_run(run, Machine.here())
+
+    def settle(self, model: pl.LightningModule) -> None:
+        """Write `nemo2.mcore.settle`'s values into the configurations of ``model``, of its optimizer and of the gradient
+        buffers."""
+        run = self.run_settings(model)
+        settled = settle_run(run, run.machine)
         settled.apply(run)
         announce_machine_settings(settled.machine_decides)
 
@@ -332,15 +337,8 @@ class MegatronStrategy(LiveSettings, BaseStrategy):
         super().on_train_batch_start(batch, batch_idx)
         if not self._compared:
             self._compared = True
-            module = self.lightning_module
-            optimizer_config = getattr(getattr(module, "optim", None), "config", None)
-            refuse_silent_changes(
-                {
-                    "strategy.ddp_config": self.ddp_config,
-                    "optim.config": optimizer_config,
-                    "model.config": getattr(module, "config", None),
-                }
-            )
+            configs = self.run_settings(self.lightning_module).configs
+            refuse_silent_changes({path: configs[path] for path in (DDP, OPTIM, MODEL)})
 
     # ------------------------------------------------------------------------------------------------------ building
 
@@ -360,7 +358,8 @@ class MegatronStrategy(LiveSettings, BaseStrategy):
         0."""
         self._register(OneSize())
         if wrap:
-            leave_one_bucket(self.ddp_config, say=_log.warning if trainer.is_global_zero else None)
+            run = self.run_settings(self.lightning_module)
+            leave_one_bucket(run, say=_log.warning if trainer.is_global_zero else None)
         with adjusting(self.ddp_config, why="Megatron-Core's rule when it makes the buffers"):
             super().setup_megatron_parallel(trainer, wrap=wrap)
         assert self.megatron_parallel is not None

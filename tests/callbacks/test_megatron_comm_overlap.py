@@ -9,7 +9,6 @@ from typing import Any, Optional
 import pytest
 import torch
 
-from nemo2.callbacks import megatron_comm_overlap
 from nemo2.callbacks.megatron_comm_overlap import MegatronCommOverlapCallback
 from nemo2.config.provenance import adjustments
 from nemo2.errors import ConfigError
@@ -17,6 +16,7 @@ from nemo2.mcore.overlap.presets import preset
 from nemo2.mcore.parallel.ddp_config import DistributedDataParallelConfig, OptimizerConfig
 from nemo2.mcore.parallel.layout import Layout
 from nemo2.mcore.settle import Machine
+from nemo2.mcore.settle.run_settings import RunSettings
 from nemo2.models.llama import LlamaConfig
 
 
@@ -25,6 +25,7 @@ def a_run(
     ddp: Optional[DistributedDataParallelConfig] = None,
     layout: Optional[Layout] = None,
     world: int = 4,
+    machine: Optional[Machine] = None,
     **model: Any,
 ) -> Any:
     """Trainer and module as far as the callback looks at them, with Megatron-Core's own configurations."""
@@ -35,8 +36,15 @@ def a_run(
         data_sampler=SimpleNamespace(seq_len=8192, micro_batch_size=1),
     )
     trainer = SimpleNamespace(strategy=strategy, world_size=world, is_global_zero=True)
-    optimizer = OptimizerConfig(lr=1e-3, use_distributed_optimizer=True)
-    return trainer, SimpleNamespace(config=LlamaConfig(**sizes | model), optim=SimpleNamespace(config=optimizer))
+    optimizer, config = OptimizerConfig(lr=1e-3, use_distributed_optimizer=True), LlamaConfig(**sizes | model)
+    strategy.run_settings = lambda module: RunSettings(
+        parallelism=SimpleNamespace(**strategy.layout.fields()),  # pyright: ignore[reportArgumentType]
+        ddp_config=strategy.ddp_config,
+        optimizer_config=optimizer,
+        model_config=config,
+        machine=machine or Machine.here(),
+    )
+    return trainer, SimpleNamespace(config=config, optim=SimpleNamespace(config=optimizer))
 
 
 def test_answers_reach_model_ddp_and_optimizer_config_with_their_reasons() -> None:
@@ -92,17 +100,13 @@ def test_another_strategy_is_refused() -> None:
         MegatronCommOverlapCallback().setup(trainer, SimpleNamespace(), "fit")  # pyright: ignore[reportArgumentType]
 
 
-@pytest.fixture
-def h100(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An H100 with Transformer Engine."""
-    monkeypatch.setattr(megatron_comm_overlap.Machine, "here", lambda: Machine.named("H100"))
+H100 = Machine.named("H100")
 
 
-@pytest.mark.usefixtures("h100")
 def test_the_preset_of_the_run_is_written_where_the_strategy_looks_for_it() -> None:
     layout = Layout(tp=4, cp=2, sp=True)
     trainer, module = a_run(
-        layout=layout, world=8, hidden_size=8192, num_attention_heads=64, params_dtype=torch.bfloat16
+        layout=layout, world=8, machine=H100, hidden_size=8192, num_attention_heads=64, params_dtype=torch.bfloat16
     )
     callback = MegatronCommOverlapCallback(tp_comm_overlap=True)
     callback.setup(trainer, module, "fit")
@@ -113,17 +117,15 @@ def test_the_preset_of_the_run_is_written_where_the_strategy_looks_for_it() -> N
     assert config.tp_comm_bootstrap_backend == "nccl"
 
 
-@pytest.mark.usefixtures("h100")
 def test_no_tensor_overlap_where_nothing_was_asked_for() -> None:
-    trainer, module = a_run(layout=Layout(tp=4, sp=True))
+    trainer, module = a_run(layout=Layout(tp=4, sp=True), machine=H100)
     MegatronCommOverlapCallback().setup(trainer, module, "fit")
     assert module.config.tp_comm_overlap is False
 
 
-@pytest.mark.usefixtures("h100")
 def test_buffers_can_be_left_to_transformer_engine_or_given() -> None:
     for asked, expected in (("default", None), ({"qkv_fprop": {"num_sm": 3}}, {"qkv_fprop": {"num_sm": 3}})):
-        trainer, module = a_run(layout=Layout(tp=4, sp=True))
+        trainer, module = a_run(layout=Layout(tp=4, sp=True), machine=H100)
         callback = MegatronCommOverlapCallback(
             tp_comm_overlap=True, tp_comm_overlap_cfg=asked, tp_comm_bootstrap_backend="mpi"
         )

@@ -36,7 +36,7 @@ def test_a_performance_mode_gets_the_buffers_tuned_for_it(name: str, gpu: str, c
     settings = effective.decisions.get("tp_comm_overlap_cfg")
     assert (settings.value if settings else None) == (preset(chosen) if chosen else None)
     if chosen is not None:
-        tuned = PRESETS[chosen]
+        tuned = PRESETS[chosen].job
         assert (tuned.hidden_size, tuned.tensor_parallel) == (config.hidden_size, strategy.tensor_model_parallel_size)
         assert tuned.seq_length == recipe.data.seq_length
     interleaved = strategy.pipeline_model_parallel_size > 1 and (strategy.virtual_pipeline_model_parallel_size or 1) > 1

@@ -40,7 +40,7 @@ class Piece:
 
 def buckets() -> list[int]:
     """Elements of each bucket, in the order of the backward pass."""
-    from nemo2.mcore.overlap.rules import DEFAULT_BUCKET_SIZE
+    from nemo2.mcore.settle.overlap import DEFAULT_BUCKET_SIZE
 
     shape = shape_of(read_facts(recipes.get(RECIPE).pretrain_recipe(), machine=Machine.named(f"H100x{DP}")))
     weights = [(shape.vocab, shape.hidden)]

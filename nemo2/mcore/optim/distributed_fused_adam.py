@@ -35,7 +35,7 @@ import torch
 from nemo2.base.names import did_you_mean
 from nemo2.config.capture import configurable
 from nemo2.errors import ConfigError
-from nemo2.mcore.overlap.rules import GATHER_AHEAD
+from nemo2.mcore.parallel.ddp_config import NOTHING_TO_GATHER_AHEAD
 from nemo2.mcore.precision import MegatronMixedPrecision
 
 if TYPE_CHECKING:
@@ -240,7 +240,7 @@ def distributed_fused_adam(
         )
     if overlap_param_sync and not overlap_grad_sync:
         problems.append(
-            f"overlap_param_sync=True with overlap_grad_sync=False: {GATHER_AHEAD.why}. Set overlap_grad_sync=True, or "
+            f"overlap_param_sync=True with overlap_grad_sync=False: {NOTHING_TO_GATHER_AHEAD}. Set overlap_grad_sync=True, or "
             "leave overlap_param_sync out."
         )
     if bucket_cap_mb is not None and bucket_cap_mb <= 0:

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Communication that overlaps with computation, and its buffers."""
+"""Userbuffers, in which tensor-parallel communication overlaps with computation. `nemo2.mcore.settle.overlap` decides what
+overlaps."""
 
 from nemo2.base.lazy import front_door
 

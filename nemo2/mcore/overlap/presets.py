@@ -11,7 +11,6 @@ from typing import Any, NamedTuple, Optional, Union
 
 from nemo2.base.names import did_you_mean
 from nemo2.errors import ConfigError
-from nemo2.mcore.overlap.settings import OverlapFacts
 from nemo2.mcore.overlap.tp_overlap_cfg import (
     BulkOverlapCfg,
     PipelineOverlapCfg,
@@ -25,17 +24,31 @@ _FAMILIES = {"h100": "h100", "h200": "h100", "gh200": "h100", "b200": "b200", "g
 """The GPU that each GPU's presets were tuned on, with the same number of multiprocessors and links."""
 
 
-class Preset(NamedTuple):
-    """The job that a preset was tuned for. ``settings()`` returns the tuned numbers."""
+class Job(NamedTuple):
+    """What userbuffers are tuned for. A run may have unknown sizes, which are None."""
 
     dtype: str
     """"bf16" (any 16-bit dtype) or "fp8"."""
-    gpu: str
-    hidden_size: int
+    gpu: Optional[str]
+    """"h100", "b200" and so on (`nemo2.base.gpus.model_of`). None: no known GPU."""
+    hidden_size: Optional[int]
     tensor_parallel: int
     context_parallel: int
-    micro_batch_size: int
-    seq_length: int
+    micro_batch_size: Optional[int]
+    seq_length: Optional[int]
+
+    def __str__(self) -> str:
+        return (
+            f"{self.gpu or 'this machine'}, {'fp8' if self.dtype == 'fp8' else '16 bits'}, hidden size "
+            f"{self.hidden_size}, tensor-parallel size {self.tensor_parallel}, micro-batch {self.micro_batch_size}, "
+            f"sequence length {self.seq_length}"
+        )
+
+
+class Preset(NamedTuple):
+    """The job that a preset was tuned for. ``settings()`` returns the tuned numbers."""
+
+    job: Job
     adapters: bool
     """Tuned for LoRA, whose backward has no weight gradients of the linear layers."""
     bulk: tuple[Optional[int], ...]
@@ -48,10 +61,11 @@ class Preset(NamedTuple):
 
     @property
     def name(self) -> str:
-        cp = f"_cp{self.context_parallel}" if self.context_parallel > 1 else ""
+        job = self.job
+        cp = f"_cp{job.context_parallel}" if job.context_parallel > 1 else ""
         return (
-            f"userbuffers_{self.dtype}_{self.gpu}_h{self.hidden_size}_tp{self.tensor_parallel}{cp}"
-            f"_mbs{self.micro_batch_size}_seqlen{self.seq_length}{'_lora' if self.adapters else ''}"
+            f"userbuffers_{job.dtype}_{job.gpu}_h{job.hidden_size}_tp{job.tensor_parallel}{cp}"
+            f"_mbs{job.micro_batch_size}_seqlen{job.seq_length}{'_lora' if self.adapters else ''}"
         )
 
     def settings(self) -> TransformerLayerTPOverlapCfg:
@@ -90,31 +104,23 @@ def preset_names() -> list[str]:
     return list(PRESETS)
 
 
-def find_preset(facts: OverlapFacts) -> Optional[Preset]:
+def find_preset(job: Job) -> Optional[Preset]:
     """The preset tuned for this GPU, precision, hidden size, tensor-parallel size, micro-batch and sequence length.
     None: no match.
 
     Presets for the run's context-parallel size come first. A preset for another context-parallel size is also used,
     because that size changes the length of the exchanged buffers but not the set of GEMMs.
     """
-    job = (
-        "bf16" if facts.quantized is None else "fp8",
-        _FAMILIES.get(facts.gpu or ""),
-        facts.hidden_size,
-        facts.layout.tp,
-        facts.micro_batch_size,
-        facts.seq_length,
-    )
+    tuned = job._replace(gpu=_FAMILIES.get(job.gpu or ""))
     matches = [
         one
         for one in PRESETS.values()
-        if not one.adapters
-        and job == (one.dtype, one.gpu, one.hidden_size, one.tensor_parallel, one.micro_batch_size, one.seq_length)
+        if not one.adapters and one.job._replace(context_parallel=job.context_parallel) == tuned
     ]
-    return min(matches, key=lambda one: one.context_parallel != facts.layout.cp, default=None)
+    return min(matches, key=lambda one: one.job != tuned, default=None)
 
 
-def choose_userbuffers(facts: OverlapFacts, requested: Any) -> tuple[Any, str]:
+def choose_userbuffers(job: Job, requested: Any) -> tuple[Any, str]:
     """The userbuffer settings of a run, and the reason.
 
     ``requested`` is None or "auto" for the matching preset, "default" for Transformer Engine's own settings, a preset's
@@ -124,18 +130,18 @@ def choose_userbuffers(facts: OverlapFacts, requested: Any) -> tuple[Any, str]:
         ConfigError: an unknown name, or settings that Transformer Engine would reject.
     """
     if requested is None or requested == "auto":
-        match = find_preset(facts)
+        match = find_preset(job)
         if match is None:
-            return None, f"Transformer Engine's defaults: no preset was tuned for {_described(facts)}"
+            return None, f"Transformer Engine's defaults: no preset was tuned for {job}"
         note = ""
-        if match.context_parallel != facts.layout.cp:
-            note = f", at context_parallel_size={match.context_parallel}"
-        return match.settings(), f"preset {match.name}: tuned for {_described(facts)}{note}"
+        if match.job.context_parallel != job.context_parallel:
+            note = f", at context_parallel_size={match.job.context_parallel}"
+        return match.settings(), f"preset {match.name}: tuned for {job}{note}"
     if isinstance(requested, str) and requested == "default":
         return None, "Transformer Engine's defaults, as requested"
     if isinstance(requested, str):
-        return preset(requested), f"preset {requested}, as requested{_mismatch(_named(requested), facts)}"
-    userbuffer_settings(requested, quantized=facts.quantized is not None)
+        return preset(requested), f"preset {requested}, as requested{_mismatch(_named(requested).job, job)}"
+    userbuffer_settings(requested, quantized=job.dtype == "fp8")
     return requested, "as requested"
 
 
@@ -149,23 +155,15 @@ def _named(name: str) -> Preset:
     return PRESETS[name]
 
 
-def _mismatch(chosen: Preset, facts: OverlapFacts) -> str:
+def _mismatch(chosen: Job, job: Job) -> str:
     pairs = (
-        ("hidden size", chosen.hidden_size, facts.hidden_size),
-        ("tensor-parallel size", chosen.tensor_parallel, facts.layout.tp),
-        ("micro-batch size", chosen.micro_batch_size, facts.micro_batch_size),
-        ("sequence length", chosen.seq_length, facts.seq_length),
+        ("hidden size", chosen.hidden_size, job.hidden_size),
+        ("tensor-parallel size", chosen.tensor_parallel, job.tensor_parallel),
+        ("micro-batch size", chosen.micro_batch_size, job.micro_batch_size),
+        ("sequence length", chosen.seq_length, job.seq_length),
     )
     other = [f"{what} {tuned}, but the run has {has}" for what, tuned, has in pairs if has is not None and tuned != has]
     return f" (tuned for {'; '.join(other)})" if other else ""
-
-
-def _described(facts: OverlapFacts) -> str:
-    return (
-        f"{facts.gpu or 'this machine'}, {'fp8' if facts.quantized else '16 bits'}, hidden size {facts.hidden_size}, "
-        f"tensor-parallel size {facts.layout.tp}, micro-batch {facts.micro_batch_size}, "
-        f"sequence length {facts.seq_length}"
-    )
 
 
 # ------------------------------------------------------------------------------------------------------------- the rows
@@ -193,7 +191,7 @@ def _row(
         ring if one is None else _pipelined(one) if isinstance(one, int) else one for one in (proj_fprop, fc2_fprop)
     ]
     proj, fc2 = fprops
-    return Preset(dtype, gpu, *sizes, fc1_dgrad is not None, bulk, proj, fc2, gathers, fc1_dgrad)
+    return Preset(Job(dtype, gpu, *sizes), fc1_dgrad is not None, bulk, proj, fc2, gathers, fc1_dgrad)
 
 
 _FP8_RING = RingExchangeOverlapCfg(cga_size=2, set_sm_margin=True, fp8_buf=True)

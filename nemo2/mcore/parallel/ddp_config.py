@@ -18,6 +18,8 @@ from nemo2.config.capture import configurable, is_configurable
 
 __all__ = ["DistributedDataParallelConfig", "OptimizerConfig", "remember_arguments"]
 
+NOTHING_TO_GATHER_AHEAD = "without overlapped reduction there is only one bucket, so no bucket can be gathered ahead"
+
 
 def _set_on_the_buffers(strategy: Any) -> Any:
     """``use_distributed_optimizer`` of the gradient buffers, if it was set there. The switch is in two

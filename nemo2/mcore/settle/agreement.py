@@ -1,11 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a model and its data share: the sequence length, the kind of loss, the tokenizer."""
 
-from typing import Any
+from typing import Any, Optional
 
 from nemo2.config.provenance import adjust
 from nemo2.config.requested import explicit_fields
 from nemo2.errors import ConfigError
+
+
+def length_problem(config: Any, data: Any) -> Optional[str]:
+    """Why the lengths that were set on the model and on its data contradict each other. None: they don't.
+
+    Args:
+        config: The model's configuration, as an object.
+        data: The data module, or its node in a recipe.
+    """
+    length = getattr(data, "seq_length", None)
+    if not length or "seq_length" not in explicit_fields(config) or config.seq_length == length:
+        return None
+    return (
+        f"model.config.seq_length={config.seq_length} contradicts data.seq_length={length}. Remove "
+        "model.config.seq_length: the model takes the sequence length from the data."
+    )
 
 
 def follow_the_data(config: Any, data: Any) -> None:

@@ -13,8 +13,8 @@ from megatron.core.fusions.fused_bias_dropout import _bias_dropout_add_func
 
 from nemo2.config.derivations import Conflict, Derivation, Row
 from nemo2.config.provenance import adjustments
-from nemo2.mcore.overlap.rules import BETWEEN_STAGES
 from nemo2.mcore.parallel.cuda_graphs import modules_of
+from nemo2.mcore.parallel.ddp_config import NOTHING_TO_GATHER_AHEAD
 from nemo2.mcore.parallel.layout import ParallelismConfig
 from nemo2.mcore.settle.run_settings import DDP, MODEL, OPTIM, STRATEGY, RunSettings
 
@@ -238,8 +238,64 @@ ACTIVATIONS: tuple[Row, ...] = (
 )
 """Stages send activations unchanged, and the receiver allocates memory by ``pipeline_dtype``."""
 
+ONE_BUCKET = "overlap_grad_reduce is off, so Megatron-Core puts all gradients into one bucket"
+_REDUCED, _GATHERED = f"{DDP}.overlap_grad_reduce", f"{DDP}.overlap_param_gather"
 
-_PP = f"{STRATEGY}.pipeline_model_parallel_size"
+
+def _has_one_bucket(run: RunSettings) -> bool:
+    return not run[_REDUCED] and not run[f"{DDP}.use_megatron_fsdp"]
+
+
+GATHER_AHEAD = Conflict(
+    "gather-starts-from-reduction",
+    ((_GATHERED, True), (_REDUCED, False)),
+    NOTHING_TO_GATHER_AHEAD,
+    "Set overlap_grad_reduce=True, or overlap_param_gather=False.",
+)
+BUCKETS: tuple[Row, ...] = (
+    GATHER_AHEAD._replace(settings=((_GATHERED, True), _REDUCED), when=_has_one_bucket),
+    Derivation(f"{DDP}.bucket_size", _REDUCED, None, ONE_BUCKET, _has_one_bucket),
+)
+"""For every run, once the overlap callback has decided: what Megatron-Core does when it makes the buffers."""
+
+
+_PP, _VP = f"{STRATEGY}.pipeline_model_parallel_size", f"{STRATEGY}.virtual_pipeline_model_parallel_size"
+_OVERLAPPED, _BATCHED = (f"{MODEL}.overlap_p2p_comm", True), (f"{MODEL}.batch_p2p_comm", True)
+
+
+def _two_stages(setting: tuple[str, bool]) -> Conflict:
+    name, value = setting[0].rpartition(".")[2], setting[1]
+    return Conflict(
+        "two-interleaved-stages-overlap-messages",
+        (setting, _VP),
+        "with two stages, only messages that overlap, which are not batched, keep their order",
+        f"Set {name}={not value}, leave it unset, use more stages, or leave virtual_pipeline_model_parallel_size unset.",
+        lambda run: run.layout.interleaved and run.layout.pp == 2,
+    )
+
+
+BETWEEN_STAGES = (
+    Conflict(
+        "overlapped-messages-are-between-chunks",
+        (_OVERLAPPED, _PP),
+        "without virtual stages there is no computation to overlap with",
+        "Leave overlap_p2p_comm unset, or set strategy.virtual_pipeline_model_parallel_size.",
+        lambda run: run.layout.pp > 1 and not run.layout.interleaved,
+    ),
+    # Otherwise each rank posts two sends to the same peer in an order that the peer doesn't expect, and trains on the wrong
+    # activations without a word. Megatron-LM's arguments.py refuses it for this reason; the core alone does not.
+    _two_stages((_OVERLAPPED[0], False)),
+    _two_stages(_BATCHED),
+    Conflict(
+        "messages-overlap-or-batch",
+        (_OVERLAPPED, _BATCHED),
+        "a rank cannot wait for batched sends and receives one by one",
+        "Leave batch_p2p_comm unset.",
+        lambda run: run.layout.interleaved,
+    ),
+)
+"""Messages between stages. Only those between interleaved stages overlap, and they are either overlapped or batched.
+Megatron-Core batches by default, and raises in the first step otherwise."""
 
 
 def _size(name: str) -> Derivation:

@@ -21,16 +21,14 @@ from nemo2.base.backend.te_version import megatron_finds
 from nemo2.config.derivations import apply
 from nemo2.config.provenance import Step, adjust_to, adjusting, adjustments
 from nemo2.errors import ConfigError
-from nemo2.mcore.overlap.apply import leave_one_bucket, overlap, overlap_callbacks
-from nemo2.mcore.overlap.rules import RULE
-from nemo2.mcore.overlap.settings import Decision
 from nemo2.mcore.overlap.userbuffer_limits import uncarried
 from nemo2.mcore.parallel.cuda_graphs import kind_of
 from nemo2.mcore.parallel.layout import Layout
 from nemo2.mcore.precision import MegatronMixedPrecision
 from nemo2.mcore.settle import rows
-from nemo2.mcore.settle.agreement import follow_the_data
+from nemo2.mcore.settle.agreement import follow_the_data, length_problem
 from nemo2.mcore.settle.machine import Machine
+from nemo2.mcore.settle.overlap import RULE, Decision, leave_one_bucket, overlap, overlap_callbacks
 from nemo2.mcore.settle.parts import Parts, Refusal, build_parts, quietly, refusals_of
 from nemo2.mcore.settle.run_settings import MODEL, PLUGINS, RunSettings
 from nemo2.mcore.settle.te_needs import refuse_an_older_transformer_engine
@@ -103,6 +101,8 @@ def settle(recipe: Any, machine: Machine, *, parts: Optional[Parts] = None, layo
     parts = parts or build_parts(recipe, machine)
     strategy: Any = parts.get("trainer.strategy")
     refusals = list(parts.refusals)
+    if problem := length_problem(parts.get("model.config"), getattr(recipe, "data", None)):
+        refusals.append(Refusal("one-sequence-length", problem))
     world = None
     try:
         world = world_of(recipe, machine)
@@ -259,8 +259,14 @@ def layers_per_chunk(config: Any) -> list[int]:
 
 def _decide(recipe: Any, settled: Settled, world_size: int, attempts: _Attempts) -> dict[str, Decision]:
     """Apply the overlap callback's decisions at setup, and Megatron-Core's when it makes the buffers."""
-    objects, machine, data = settled.objects, settled.machine, getattr(recipe, "data", None)
-    ddp_config = objects["trainer.strategy.ddp"]
+    objects, data = settled.objects, getattr(recipe, "data", None)
+    run = RunSettings(
+        parallelism=objects["trainer.strategy"],
+        ddp_config=objects["trainer.strategy.ddp"],
+        optimizer_config=objects.get("optim.config"),
+        model_config=objects.get("model.config"),
+        machine=settled.machine,
+    )
     nodes = overlap_callbacks(getattr(recipe.trainer, "callbacks", None))
     built = (
         attempts.attempt(RULE, lambda one=one: fdl.build(one) if isinstance(one, fdl.Config) else one) for one in nodes
@@ -271,19 +277,8 @@ def _decide(recipe: Any, settled: Settled, world_size: int, attempts: _Attempts)
         sampler = SimpleNamespace(
             seq_len=getattr(data, "seq_length", None), micro_batch_size=getattr(data, "micro_batch_size", None)
         )
-        decisions = overlap(
-            callbacks,
-            layout=settled.layout,
-            world_size=world_size,
-            model_config=objects.get("model.config"),
-            optimizer_config=objects.get("optim.config"),
-            ddp_config=ddp_config,
-            data_sampler=sampler,
-            gpu=machine.model,
-            transformer_engine_missing=machine.te_missing,
-            output_layer_can_fuse=machine.output_layer_can_fuse,
-        )
-    leave_one_bucket(ddp_config)
+        decisions = overlap(run, callbacks, world_size=world_size, data_sampler=sampler)
+    leave_one_bucket(run)
     return decisions
 
 

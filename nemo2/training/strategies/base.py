@@ -77,6 +77,11 @@ from nemo2.training.strategies.world import (
 )
 
 _log = logging.getLogger(__name__)
+ACCUMULATED = (
+    "every step already accumulates the gradients of its micro-batches. Raise data.global_batch_size instead, and leave "
+    "trainer.accumulate_grad_batches=1."
+)
+"""Why Lightning must not accumulate gradients, and what to do."""
 _MODES = {"validate": "validation", "sanity_check": "validation", "test": "test", "predict": "predict"}
 """The data sampler's modes by Lightning's stage. Others train."""
 
@@ -904,11 +909,7 @@ def refuse_lightning_accumulation(trainer: pl.Trainer) -> None:
             "trainer.gradient_clip_val unset."
         )
     if trainer.accumulate_grad_batches != 1:
-        raise ConfigError(
-            f"trainer.accumulate_grad_batches={trainer.accumulate_grad_batches}: every step already accumulates the "
-            "gradients of its micro-batches. Raise data.global_batch_size instead, and leave "
-            "trainer.accumulate_grad_batches=1."
-        )
+        raise ConfigError(f"trainer.accumulate_grad_batches={trainer.accumulate_grad_batches}: {ACCUMULATED}")
     for callback in trainer.callbacks:  # pyright: ignore[reportAttributeAccessIssue]
         if isinstance(callback, GradientAccumulationScheduler) and {*callback.scheduling.values()} != {1}:
             raise ConfigError(

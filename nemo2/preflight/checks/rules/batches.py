@@ -117,18 +117,12 @@ def _group_size(facts: Facts) -> Iterator[str]:
         )
 
 
-@BATCHES.rule("one-sequence-length", broken="model.config.seq_length=4096", mended="data.seq_length=4096")
-def _one_length(facts: Facts) -> Iterator[str]:
+@BATCHES.settled("one-sequence-length", broken="model.config.seq_length=4096", mended="data.seq_length=4096")
+def _one_length() -> None:
     """The sequence length must be set on the data module. The model takes it from there.
 
     Otherwise: Positions, FLOPs and buffers are computed for a sequence length that the samples do not have.
     """
-    model, data = getattr(facts.model, "__arguments__", {}).get("seq_length"), facts.seq_length
-    if model and data and model != data:
-        yield (
-            f"model.config.seq_length={model} contradicts data.seq_length={data}. Remove model.config.seq_length: the "
-            "model takes the sequence length from the data."
-        )
 
 
 @BATCHES.rule(
@@ -140,13 +134,11 @@ def _accumulation(facts: Facts) -> Iterator[str]:
     Otherwise: Lightning counts one batch several times, because the micro-batches of a step already accumulate
     gradients.
     """
+    from nemo2.training.strategies.base import ACCUMULATED
+
     batches = facts.at("trainer.accumulate_grad_batches")
     if facts.sizes and isinstance(batches, int) and batches != 1:
-        yield (
-            f"trainer.accumulate_grad_batches={batches}: a step already accumulates gradients over "
-            "data.global_batch_size / (data.micro_batch_size * data-parallel size) micro-batches. Set "
-            "accumulate_grad_batches=1, and change data.global_batch_size instead."
-        )
+        yield f"trainer.accumulate_grad_batches={batches}: {ACCUMULATED}"
 
 
 @BATCHES.rule(

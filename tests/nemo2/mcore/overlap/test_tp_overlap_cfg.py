@@ -11,8 +11,7 @@ from fiddle.experimental.dataclasses import convert_dataclasses_to_configs
 from nemo2 import recipes
 from nemo2.config import Config, from_json, to_json
 from nemo2.errors import ConfigError
-from nemo2.mcore.overlap.presets import PRESETS, choose_userbuffers, find_preset, preset, preset_names
-from nemo2.mcore.overlap.settings import OverlapFacts
+from nemo2.mcore.overlap.presets import PRESETS, Job, choose_userbuffers, find_preset, preset, preset_names
 from nemo2.mcore.overlap.tp_overlap_cfg import (
     BulkOverlapCfg,
     PipelineOverlapCfg,
@@ -20,22 +19,8 @@ from nemo2.mcore.overlap.tp_overlap_cfg import (
     TransformerLayerTPOverlapCfg,
     userbuffer_settings,
 )
-from nemo2.mcore.parallel.layout import Layout
 
-
-def facts(**changes: Any) -> OverlapFacts:
-    plain: dict[str, Any] = {
-        "layout": Layout(tp=4, sp=True),
-        "gradient_ranks": 8,
-        "distributed_optimizer": True,
-        "fused_weight_gradients": True,
-        "transformer_engine_missing": None,
-        "gpu": "h100",
-        "hidden_size": 8192,
-        "micro_batch_size": 1,
-        "seq_length": 8192,
-    }
-    return OverlapFacts(**plain | changes)
+JOB = Job("bf16", "h100", 8192, 4, 1, 1, 8192)
 
 
 def test_settings_reach_transformer_engine_without_what_is_unset() -> None:
@@ -93,7 +78,7 @@ def test_a_preset_is_under_nemos_name_and_obeys_transformer_engine(name: str) ->
     settings = getattr(userbuffers, name)
     assert settings == preset(name) and settings is not preset(name)
     assert userbuffer_settings(settings, quantized="fp8" in name)
-    one = PRESETS[name]
+    one = PRESETS[name].job
     for part in (one.gpu, one.dtype, f"h{one.hidden_size}", f"tp{one.tensor_parallel}", f"seqlen{one.seq_length}"):
         assert part in name.split("_")
 
@@ -110,44 +95,36 @@ def test_editing_a_preset_does_not_reach_the_next() -> None:
 @pytest.mark.parametrize("name", [name for name in PRESETS if "lora" not in name])
 def test_the_preset_of_a_run_is_found_by_what_it_was_tuned_for(name: str) -> None:
     one = PRESETS[name]
-    sizes = {
-        "gpu": one.gpu,
-        "quantized": "hybrid" if one.dtype == "fp8" else None,
-        "hidden_size": one.hidden_size,
-        "layout": Layout(tp=one.tensor_parallel, cp=one.context_parallel),
-        "micro_batch_size": one.micro_batch_size,
-        "seq_length": one.seq_length,
-    }
-    assert find_preset(facts(**sizes)) == one
+    assert find_preset(one.job) == one
     for field, other in (
         ("hidden_size", 4096),
-        ("layout", Layout(tp=16)),
+        ("tensor_parallel", 16),
         ("micro_batch_size", 3),
         ("seq_length", 512),
+        ("gpu", "a100"),
     ):
-        assert find_preset(facts(**sizes | {field: other})) is None, field
-    assert find_preset(facts(**sizes | {"gpu": "a100"})) is None
+        assert find_preset(one.job._replace(**{field: other})) is None, field
 
 
 def test_gpus_of_one_generation_share_presets() -> None:
-    assert find_preset(facts(gpu="h200")) == find_preset(facts(gpu="h100")) is not None
-    assert find_preset(facts(gpu=None)) is None
+    assert find_preset(JOB._replace(gpu="h200")) == find_preset(JOB) is not None
+    assert find_preset(JOB._replace(gpu=None)) is None
 
 
 def test_what_is_asked_for_by_name_is_taken_and_what_does_not_fit_is_said() -> None:
     name = "userbuffers_bf16_h100_h12288_tp4_mbs1_seqlen2048"
-    settings, reason = choose_userbuffers(facts(), name)
+    settings, reason = choose_userbuffers(JOB, name)
     assert settings == preset(name)
     assert "tuned for hidden size 12288, but the run has 8192; sequence length 2048, but the run has 8192" in reason
-    assert choose_userbuffers(facts(), "default") == (None, "Transformer Engine's defaults, as requested")
-    automatic, reason = choose_userbuffers(facts(), None)
-    assert automatic == choose_userbuffers(facts(), "auto")[0] == preset(PRESETS[reason.split()[1].rstrip(":")].name)
-    nothing, reason = choose_userbuffers(facts(hidden_size=4096), "auto")
+    assert choose_userbuffers(JOB, "default") == (None, "Transformer Engine's defaults, as requested")
+    automatic, reason = choose_userbuffers(JOB, None)
+    assert automatic == choose_userbuffers(JOB, "auto")[0] == preset(PRESETS[reason.split()[1].rstrip(":")].name)
+    nothing, reason = choose_userbuffers(JOB._replace(hidden_size=4096), "auto")
     assert nothing is None and "no preset was tuned for h100, 16 bits, hidden size 4096" in reason
     with pytest.raises(
         ConfigError, match="no preset of this name; did you mean 'userbuffers_bf16_h100_h8192_tp4_mbs1_seqlen8192'"
     ):
-        choose_userbuffers(facts(), "userbuffers_bf16_h100_h8192_tp4_mbs1_seqlen819")
+        choose_userbuffers(JOB, "userbuffers_bf16_h100_h8192_tp4_mbs1_seqlen819")
     assert len(preset_names()) == 19
 
 

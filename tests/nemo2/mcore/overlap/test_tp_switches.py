@@ -1,27 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """The switches that follow from userbuffer settings. That layers then find the buffers they ask for: test_userbuffers.py."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from nemo2.config.derivations import Setting
+from nemo2.callbacks import MegatronCommOverlapCallback
 from nemo2.errors import ConfigError
 from nemo2.mcore.overlap.presets import PRESETS, preset
-from nemo2.mcore.overlap.rules import decide
-from nemo2.mcore.overlap.settings import OverlapFacts
 from nemo2.mcore.overlap.tp_overlap_cfg import BulkOverlapCfg, PipelineOverlapCfg, RingExchangeOverlapCfg
 from nemo2.mcore.overlap.tp_switches import SWITCHES, contradictions, switches_of, unswitchable
 from nemo2.mcore.parallel.layout import Layout
+from nemo2.mcore.settle.machine import Machine
+from nemo2.mcore.settle.overlap import overlap
+from nemo2.mcore.settle.run_settings import RunSettings
 from nemo2.models.llama import LlamaConfig
 
-FACTS = OverlapFacts(
-    layout=Layout(tp=4, sp=True),
-    gradient_ranks=2,
-    distributed_optimizer=True,
-    fused_weight_gradients=True,
-    transformer_engine_missing=None,
-)
 FULL = "userbuffers_bf16_h100_h8192_tp4_mbs1_seqlen8192"
 PIPELINED = PipelineOverlapCfg(num_sm=16, cga_size=2, num_splits=4, set_sm_margin=True)
 
@@ -34,8 +29,14 @@ def edited(**changes: Any) -> Any:
 
 
 def decisions(settings: Any, **switches: bool) -> dict[str, Any]:
-    given = [Setting("tp_comm_overlap", "c", True), Setting("tp_comm_overlap_cfg", "c", settings)]
-    return decide(FACTS, [*given, *(Setting(name, "model.config", value) for name, value in switches.items())])
+    model = LlamaConfig(num_layers=1, hidden_size=8, num_attention_heads=1, **switches)
+    run = RunSettings(
+        parallelism=SimpleNamespace(**Layout(tp=4, sp=True).fields()),  # pyright: ignore[reportArgumentType]
+        model_config=model,
+        machine=Machine.named("H100"),
+    )
+    callback = MegatronCommOverlapCallback(tp_comm_overlap=True, tp_comm_overlap_cfg=settings)
+    return overlap(run, [callback], world_size=8, data_sampler=None)
 
 
 def test_without_settings_they_are_megatron_cores_defaults() -> None:

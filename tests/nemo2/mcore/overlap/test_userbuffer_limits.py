@@ -18,12 +18,13 @@ from nemo2.callbacks import MegatronCommOverlapCallback
 from nemo2.config import apply_overrides
 from nemo2.errors import DataError
 from nemo2.mcore.overlap import userbuffers
-from nemo2.mcore.overlap.apply import overlap
 from nemo2.mcore.overlap.userbuffer_limits import uncarried, without_buffers
 from nemo2.mcore.overlap.userbuffers import OneSize
 from nemo2.mcore.parallel.ddp_config import DistributedDataParallelConfig, OptimizerConfig
 from nemo2.mcore.parallel.layout import Layout
 from nemo2.mcore.settle import Machine, settle
+from nemo2.mcore.settle.overlap import overlap
+from nemo2.mcore.settle.run_settings import RunSettings
 from nemo2.models.llama import LlamaConfig
 from nemo2.preflight.checks.find import find
 from nemo2.preflight.explain import explain
@@ -121,20 +122,25 @@ def test_every_module_of_megatron_core_that_names_another_buffer_is_known() -> N
     assert without_buffers(a_model()) is None
 
 
+def a_run(model: Any) -> RunSettings:
+    return RunSettings(
+        parallelism=SimpleNamespace(**Layout(tp=2, sp=True).fields()),  # pyright: ignore[reportArgumentType]
+        ddp_config=DistributedDataParallelConfig(),
+        optimizer_config=OptimizerConfig(lr=1e-3),
+        model_config=model,
+        machine=Machine.named("H100"),
+    )
+
+
 def test_a_callback_leaves_it_off_where_projections_have_none_and_says_why() -> None:
     said: list[str] = []
     recipe = recipes.get("deepseek_v2_lite").pretrain_recipe()
     model = fdl.build(recipe.model.config)
     decided = overlap(
+        a_run(model),
         [MegatronCommOverlapCallback(tp_comm_overlap=True)],
-        layout=Layout(tp=2, sp=True),
         world_size=2,
-        model_config=model,
-        optimizer_config=OptimizerConfig(lr=1e-3),
-        ddp_config=DistributedDataParallelConfig(),
         data_sampler=None,
-        gpu="h100",
-        transformer_engine_missing=None,
         say=lambda words, *values: said.append(words % values),
     )
     assert decided["tp_comm_overlap"].value is False and model.tp_comm_overlap is False
@@ -193,15 +199,10 @@ def test_a_preset_whose_switch_turns_off_what_it_sets_is_told() -> None:
     said: list[str] = []
     name = "userbuffers_fp8_h100_h8192_tp2_mbs1_seqlen4096_lora"
     overlap(
+        a_run(LlamaConfig(num_layers=2, hidden_size=8192, num_attention_heads=64)),
         [MegatronCommOverlapCallback(tp_comm_overlap=True, tp_comm_overlap_cfg=name)],
-        layout=Layout(tp=2, sp=True),
         world_size=2,
-        model_config=LlamaConfig(num_layers=2, hidden_size=8192, num_attention_heads=64),
-        optimizer_config=OptimizerConfig(lr=1e-3),
-        ddp_config=DistributedDataParallelConfig(),
         data_sampler=SimpleNamespace(seq_len=4096, micro_batch_size=1),
-        gpu="h100",
-        transformer_engine_missing=None,
         say=lambda words, *values: said.append(words % values),
     )
     [line] = [line for line in said if "qkv_fprop" in line]

@@ -10,16 +10,15 @@ from typing import Any, Optional
 
 import pytest
 
-from nemo2.callbacks import megatron_comm_overlap
 from nemo2.callbacks.megatron_comm_overlap import MegatronCommOverlapCallback
-from nemo2.config.derivations import Setting
+from nemo2.config.provenance import adjust, adjustments
 from nemo2.errors import ConfigError
-from nemo2.mcore.overlap.apply import overlap
-from nemo2.mcore.overlap.rules import DEFAULT_BUCKET_SIZE, decide, ineffective
-from nemo2.mcore.overlap.settings import Decision, OverlapFacts
+from nemo2.mcore.parallel import fsdp
 from nemo2.mcore.parallel.ddp_config import DistributedDataParallelConfig, OptimizerConfig
 from nemo2.mcore.parallel.layout import Layout
 from nemo2.mcore.settle import Machine
+from nemo2.mcore.settle.overlap import DEFAULT_BUCKET_SIZE, Decision, leave_one_bucket, overlap
+from nemo2.mcore.settle.run_settings import RunSettings
 from nemo2.models.llama import LlamaConfig
 from nemo2.training.strategy import MegatronStrategy
 
@@ -151,26 +150,38 @@ def a_run(layout: str, elsewhere: str = "") -> tuple[Any, Any]:
         optim.use_distributed_optimizer = "plain" not in layout
     ddp = DistributedDataParallelConfig(**given["ddp"])
     world = dp * cut.tp * cut.pp * cut.cp
+    missing = "transformer_engine is not installed" if "no-te" in layout else None
+    machine = Machine(model="h100", transformer_engine=None if missing else "2.9", te_missing=missing, apex=True)
     strategy = SimpleNamespace(layout=cut, ddp_config=ddp, data_sampler=SimpleNamespace(seq_len=64, micro_batch_size=1))
+    strategy.run_settings = lambda module: RunSettings(
+        parallelism=SimpleNamespace(**cut.fields()),  # pyright: ignore[reportArgumentType]
+        ddp_config=strategy.ddp_config,
+        optimizer_config=module.optim.config,
+        model_config=module.config,
+        machine=machine,
+    )
     trainer = SimpleNamespace(strategy=strategy, world_size=world, is_global_zero=True)
     return trainer, SimpleNamespace(config=model, optim=SimpleNamespace(config=optim))
 
 
-@pytest.fixture
-def with_te(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
-    layout = getattr(request, "param", "")
-    missing = "transformer_engine is not installed" if "no-te" in layout else None
-    machine = Machine(model="h100", transformer_engine=None if missing else "2.9", te_missing=missing, apex=True)
-    monkeypatch.setattr(megatron_comm_overlap.Machine, "here", lambda: machine)
+def decided(layout: str, callback: Optional[MegatronCommOverlapCallback] = None, elsewhere: str = "") -> Any:
+    """The decisions of a callback in a run, and the sentences that it logs."""
+    trainer, module = a_run(layout, elsewhere)
+    sentences: list[str] = []
+    decisions = overlap(
+        trainer.strategy.run_settings(module),
+        [callback or MegatronCommOverlapCallback()],
+        world_size=trainer.world_size,
+        data_sampler=trainer.strategy.data_sampler,
+        say=lambda words, *values: sentences.append(words % values),
+    )
+    return decisions, sentences
 
 
 @pytest.mark.parametrize(
-    ("layout", "callback", "elsewhere", "on", "bucket", "with_te"),
-    [(*row, row[0]) for row in ROWS],
-    ids=[" ".join(filter(None, row[:3])) for row in ROWS],
-    indirect=["with_te"],
+    ("layout", "callback", "elsewhere", "on", "bucket"), ROWS, ids=[" ".join(filter(None, row[:3])) for row in ROWS]
 )
-def test_effective_values(layout: str, callback: str, elsewhere: str, on: str, bucket: str, with_te: None) -> None:
+def test_effective_values(layout: str, callback: str, elsewhere: str, on: str, bucket: str) -> None:
     trainer, module = a_run(layout, elsewhere)
     MegatronCommOverlapCallback(**parsed(callback)).setup(trainer, module, "fit")
     configs = {"model": module.config, "ddp": trainer.strategy.ddp_config, "optim": module.optim.config}
@@ -224,7 +235,7 @@ REFUSED = [[cell.strip() for cell in line.split("|")] for line in CONTRADICTIONS
 
 @pytest.mark.parametrize(("layout", "callback", "elsewhere", "first", "second"), REFUSED, ids=lambda cell: cell)
 def test_contradictions_name_both_sources_and_their_lines(
-    layout: str, callback: str, elsewhere: str, first: str, second: str, with_te: None
+    layout: str, callback: str, elsewhere: str, first: str, second: str
 ) -> None:
     trainer, module = a_run(layout, elsewhere)
     with pytest.raises(ConfigError) as refused:
@@ -245,7 +256,7 @@ def said(name: str, owner: str) -> str:
     }[owner]
 
 
-def test_all_contradictions_are_told_at_once(with_te: None) -> None:
+def test_all_contradictions_are_told_at_once() -> None:
     trainer, module = a_run("dp8", "ddp.bucket_size=5 ddp.overlap_grad_reduce=1")
     callback = MegatronCommOverlapCallback(bucket_size=6, overlap_grad_reduce=False)
     with pytest.raises(ConfigError) as refused:
@@ -253,77 +264,24 @@ def test_all_contradictions_are_told_at_once(with_te: None) -> None:
     assert len(str(refused.value).splitlines()) == 2
 
 
-def facts(**changes: Any) -> OverlapFacts:
-    plain: dict[str, Any] = {
-        "layout": Layout(),
-        "gradient_ranks": 8,
-        "distributed_optimizer": True,
-        "fused_weight_gradients": True,
-        "transformer_engine_missing": None,
-    }
-    return OverlapFacts(**plain | changes)
-
-
 @pytest.mark.parametrize(
-    ("given", "reason"),
+    ("layout", "reason"),
     [
-        ({"layout": Layout(tp=1)}, "tensor_model_parallel_size is 1"),
-        ({"layout": Layout(tp=2)}, "sequence_parallel is off"),
-        ({"layout": Layout(tp=2, sp=True), "transformer_engine_missing": "not here"}, "not here"),
+        ("dp8", "tensor_model_parallel_size is 1"),
+        ("dp8 tp2", "sequence_parallel is off"),
+        ("dp8 tp2 sp no-te", "transformer_engine is not installed"),
     ],
 )
-def test_tensor_overlap_is_turned_off_with_the_first_obstacle(given: dict[str, Any], reason: str) -> None:
-    asked = [Setting("tp_comm_overlap", "MegatronCommOverlapCallback", True)]
-    assert decide(facts(**given), asked)["tp_comm_overlap"] == (False, reason, False)
+def test_tensor_overlap_is_turned_off_with_the_first_obstacle(layout: str, reason: str) -> None:
+    decisions, _ = decided(layout, MegatronCommOverlapCallback(tp_comm_overlap=True))
+    assert decisions["tp_comm_overlap"] == (False, reason, False)
 
 
-@pytest.mark.parametrize(("tp", "unused"), [(2, []), (1, ["tp_comm_overlap"])])
-def test_auto_is_never_told_as_without_effect(tp: int, unused: list[str]) -> None:
-    given = [Setting("tp_comm_overlap", "model.config", True), Setting("tp_comm_overlap_cfg", "model.config", "auto")]
-    decided = decide(facts(layout=Layout(tp=tp, sp=True), hidden_size=8192, gpu="h100"), given)
-    assert [setting.name for setting, _ in ineffective(decided, given)] == unused
-
-
-@pytest.mark.parametrize(
-    ("sizes", "on", "words"),
-    [
-        ({"layout": Layout(cp=1)}, False, "context_parallel_size is 1"),
-        ({"layout": Layout(cp=2)}, True, "the ring sends"),
-        ({"layout": Layout(cp=2), "context_messages": "a2a+p2p"}, True, "the ring sends"),
-        ({"layout": Layout(cp=2), "context_messages": "all_gather"}, False, "not a ring"),
-    ],
-)
-def test_context_parallel_messages_overlap_wherever_there_is_a_ring(
-    sizes: dict[str, Any], on: bool, words: str
-) -> None:
-    decision = decide(facts(**sizes))["cp_comm_overlap"]
-    assert decision.value is on and words in decision.reason
-
-
-@pytest.mark.parametrize(
-    ("missing", "given", "ring"),
-    [
-        (None, {}, True),
-        ("not here", {}, False),
-        ("not here", {"cp_comm_type": "p2p"}, True),
-        (None, {"cp_comm_type": "a2a"}, False),
-    ],
-)
-def test_asked_for_nothing_transformer_engine_goes_round_a_ring_and_the_plain_attention_gathers(
-    missing: Optional[str], given: dict[str, Any], ring: bool
-) -> None:
-    decisions = overlap(
-        [],
-        layout=Layout(cp=2),
-        world_size=2,
-        model_config=LlamaConfig(num_layers=2, hidden_size=32, num_attention_heads=4, **given),
-        optimizer_config=None,
-        ddp_config=None,
-        data_sampler=None,
-        gpu=None,
-        transformer_engine_missing=missing,
-    )
-    assert decisions["cp_comm_overlap"].value is ring
+@pytest.mark.parametrize(("layout", "count"), [("dp1 tp2 sp", 0), ("dp1", 1)])
+def test_auto_is_never_told_as_without_effect(layout: str, count: int) -> None:
+    callback = MegatronCommOverlapCallback(tp_comm_overlap=True, tp_comm_overlap_cfg="auto")
+    _, sentences = decided(layout, callback)
+    assert len(sentences) == count and not any("tp_comm_overlap_cfg" in sentence for sentence in sentences)
 
 
 SHARDED = ("overlap_grad_reduce", "overlap_param_gather")
@@ -337,7 +295,7 @@ SHARDED = ("overlap_grad_reduce", "overlap_param_gather")
         ("optim_grads", "overlap_grad_reduce"),
     ],
 )
-def test_what_megatron_fsdp_always_overlaps_is_not_turned_off(sharding: str, name: str, with_te: None) -> None:
+def test_what_megatron_fsdp_always_overlaps_is_not_turned_off(sharding: str, name: str) -> None:
     def buffers(**fields: Any) -> DistributedDataParallelConfig:
         return DistributedDataParallelConfig(data_parallel_sharding_strategy=sharding, **fields)
 
@@ -345,13 +303,13 @@ def test_what_megatron_fsdp_always_overlaps_is_not_turned_off(sharding: str, nam
         MegatronStrategy(fsdp="megatron", ddp=buffers(**{name: False}))
     trainer, module = a_run("dp8")
     trainer.strategy.ddp_config = MegatronStrategy(fsdp="megatron", ddp=buffers()).ddp_config
-    with pytest.raises(ConfigError, match=rf"Callback\({name}=False\) .* contradicts strategy\.fsdp='megatron'"):
+    with pytest.raises(ConfigError, match=rf"Callback\({name}=False\) .*: strategy\.fsdp='megatron' always"):
         MegatronCommOverlapCallback(**{name: False}).setup(trainer, module, "fit")
     MegatronCommOverlapCallback().setup(trainer, module, "fit")
     assert getattr(trainer.strategy.ddp_config, name) is True
 
 
-def test_where_megatron_fsdp_shards_states_only_the_user_decides(with_te: None) -> None:
+def test_where_megatron_fsdp_shards_states_only_the_user_decides() -> None:
     off = dict.fromkeys(SHARDED, False)
     ddp = DistributedDataParallelConfig(data_parallel_sharding_strategy="optim", **off)
     trainer, module = a_run("dp8")
@@ -360,20 +318,20 @@ def test_where_megatron_fsdp_shards_states_only_the_user_decides(with_te: None) 
     assert {name: getattr(trainer.strategy.ddp_config, name) for name in SHARDED} == off
 
 
-def test_what_megatron_fsdp_overlaps_wrongly_stays_off_and_is_refused() -> None:
-    decided = decide(facts(not_overlapped="it is wrong here"))
-    assert decided["overlap_grad_reduce"] == Decision(False, "it is wrong here")
-    assert decided["overlap_param_gather"].value is False
-    for owner in ("strategy.ddp_config", "MegatronCommOverlapCallback"):
-        with pytest.raises(ConfigError, match=r"contradicts strategy\.fsdp='megatron': it is wrong here"):
-            decide(facts(not_overlapped="it is wrong here"), [Setting("overlap_grad_reduce", owner, True)])
-    assert decide(facts(not_overlapped="it is wrong here", gradient_ranks=1))["overlap_grad_reduce"].value is False
+def test_what_megatron_fsdp_overlaps_wrongly_stays_off_and_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fsdp, "not_overlapped", lambda sharding: "it is wrong here")
+    on = "ddp.use_megatron_fsdp=1"
+    decisions, _ = decided("dp8", elsewhere=on)
+    assert decisions["overlap_grad_reduce"] == Decision(False, "it is wrong here")
+    assert decisions["overlap_param_gather"].value is False
+    for callback, elsewhere in ((None, f"{on} ddp.overlap_grad_reduce=1"), ("overlap_grad_reduce=1", on)):
+        with pytest.raises(ConfigError, match=r"overlap_grad_reduce=True.*: it is wrong here"):
+            decided("dp8", MegatronCommOverlapCallback(**parsed(callback or "")), elsewhere)
+    assert decided("dp1", elsewhere=on)[0]["overlap_grad_reduce"].value is False
 
 
 @pytest.mark.parametrize("asked", ["overlap_p2p_comm=1", "overlap_p2p_comm=1 batch_p2p_comm=0"])
-def test_overlapped_messages_without_virtual_stages_are_refused_as_megatron_core_would(
-    asked: str, with_te: None
-) -> None:
+def test_overlapped_messages_without_virtual_stages_are_refused_as_megatron_core_would(asked: str) -> None:
     trainer, module = a_run("dp8 pp4")
     with pytest.raises(
         ConfigError, match=r"overlap_p2p_comm=True\) \(.*:\d+\) contradicts strategy\.pipeline_model_parallel_size=4"
@@ -383,15 +341,37 @@ def test_overlapped_messages_without_virtual_stages_are_refused_as_megatron_core
 
 
 def test_a_number_of_buckets_is_not_contradicted_by_a_default_size() -> None:
-    given = [Setting("num_buckets", "strategy.ddp_config", 4)]
-    assert "bucket_size" not in decide(facts(), given)
-    with pytest.raises(ConfigError, match=r"bucket_size=5 contradicts strategy\.ddp_config\.num_buckets=4"):
-        decide(facts(), [*given, Setting("bucket_size", "strategy.ddp_config", 5)])
+    trainer, module = a_run("dp8")
+    trainer.strategy.ddp_config = DistributedDataParallelConfig(num_buckets=4)
+    MegatronCommOverlapCallback().setup(trainer, module, "fit")
+    assert trainer.strategy.ddp_config.bucket_size is None
+    with pytest.raises(ConfigError, match=r"bucket_size=5\) .* contradicts strategy\.ddp_config\.num_buckets=4"):
+        MegatronCommOverlapCallback(bucket_size=5).setup(trainer, module, "fit")
 
 
 def test_settings_of_something_that_is_off_count_for_nothing() -> None:
-    owner = "MegatronCommOverlapCallback"
-    given = [Setting("tp_comm_overlap_cfg", owner, "userbuffers_bf16_h100_h8192_tp4_mbs1_seqlen8192")]
-    assert decide(facts(), given)["tp_comm_overlap_cfg"] == (None, "tp_comm_overlap is off", False)
-    limit: Optional[Any] = decide(facts(), [Setting("wgrad_deferral_limit", owner, 22)])["wgrad_deferral_limit"]
-    assert limit == (0, "defer_embedding_wgrad_compute is off", False)
+    name = "userbuffers_bf16_h100_h8192_tp4_mbs1_seqlen8192"
+    decisions, _ = decided("dp8", MegatronCommOverlapCallback(tp_comm_overlap_cfg=name, wgrad_deferral_limit=22))
+    assert decisions["tp_comm_overlap_cfg"] == (None, "tp_comm_overlap is off", False)
+    assert decisions["wgrad_deferral_limit"] == (0, "defer_embedding_wgrad_compute is off", False)
+
+
+@pytest.mark.parametrize(("reduced", "size"), [(False, None), (True, 1000)])
+def test_only_overlapped_reductions_keep_their_buckets(reduced: bool, size: Optional[int]) -> None:
+    sentences: list[str] = []
+    ddp = DistributedDataParallelConfig(bucket_size=1000, overlap_grad_reduce=reduced)
+    run = RunSettings(parallelism=Layout(), ddp_config=ddp)  # pyright: ignore[reportArgumentType]
+    leave_one_bucket(run, say=lambda words, *values: sentences.append(words % values))
+    assert ddp.bucket_size == size
+    if size is None:
+        [sentence] = sentences
+        assert sentence.startswith(f"strategy.ddp_config.bucket_size=1000 ({__file__}:")
+        assert adjustments(ddp)["bucket_size"][-1].why.startswith("overlap_grad_reduce is off")
+
+
+def test_a_bucket_size_that_nobody_set_goes_without_a_word() -> None:
+    ddp = DistributedDataParallelConfig()
+    adjust(ddp, "bucket_size", 1000, why="a callback's default")
+    run = RunSettings(parallelism=Layout(), ddp_config=ddp)  # pyright: ignore[reportArgumentType]
+    leave_one_bucket(run, say=lambda *_: pytest.fail("nobody requested it"))
+    assert ddp.bucket_size is None
