@@ -18,6 +18,7 @@ import nemo2
 from nemo2.base.counts import is_count
 from nemo2.config.derivations import Setting
 from nemo2.config.walk import place_of, who_set
+from nemo2.mcore.parallel.layout import SIZE_FIELDS
 from nemo2.mcore.settle.parts import node_at
 from nemo2.preflight.checks.facts import Facts, read_facts
 
@@ -54,17 +55,18 @@ def _accepted_changes(facts: Facts, reason: str) -> list[tuple[Setting, Facts]]:
     """Single changes with which Megatron-Core accepts the recipe, or with which it at least doesn't say this."""
     accepted: list[tuple[Setting, Facts]] = []
     others: list[tuple[Setting, Facts]] = []
-    changed_by_user = False
-    for setting in _settings(facts, reason):
+    changed_by_user, names = False, _names(reason)
+    for setting in _settings(facts, names):
         by_user = _by_user(facts, setting)
-        if len(accepted) == MOST_CHANGES or (accepted and changed_by_user and not by_user):
+        unrelated = not by_user and setting.name not in names
+        if len(accepted) == MOST_CHANGES or (accepted and changed_by_user and unrelated):
             break
-        for changed in _other_values(facts, setting, reason):
+        for changed in _other_values(facts, setting, names):
             recipe = copy.deepcopy(facts.recipe)
             setattr(node_at(recipe, changed.owner), changed.name, changed.value)
             after = read_facts(recipe, machine=facts.machine, environment=facts.environment)
             now = refused(after)
-            if after.config is not None and not now:
+            if after.config is not None and not now and not after.layout.world_problem(after.world_size):
                 accepted.append((changed, after))
                 changed_by_user |= by_user
                 break
@@ -73,8 +75,8 @@ def _accepted_changes(facts: Facts, reason: str) -> list[tuple[Setting, Facts]]:
     return accepted or others[:1]
 
 
-def _settings(facts: Facts, reason: str) -> list[Setting]:
-    """The settings of the recipe: those first that the message names, then those that the user set."""
+def _settings(facts: Facts, names: set[str]) -> list[Setting]:
+    """The settings of the recipe: those first that the user set, and of these and of the others those with ``names``."""
     settings = [
         Setting(str(name), path, value)
         for path in _PATHS
@@ -82,13 +84,12 @@ def _settings(facts: Facts, reason: str) -> list[Setting]:
         for name, value in node.__arguments__.items()
         if not isinstance(value, fdl.Buildable)
     ]
-    names = _names(reason)
     return sorted(settings, key=lambda one: (not _by_user(facts, one), one.name not in names))
 
 
-def _other_values(facts: Facts, setting: Setting, reason: str) -> Iterator[Setting]:
-    """The default of a setting, and for a number that the message names the nearest numbers."""
-    if is_count(setting.value) and setting.name in _names(reason):
+def _other_values(facts: Facts, setting: Setting, names: set[str]) -> Iterator[Setting]:
+    """The default of a setting, and for a number with one of ``names`` the nearest numbers."""
+    if is_count(setting.value) and setting.name in names:
         near = (setting.value + sign * step for step in range(1, FURTHEST + 1) for sign in (-1, 1))
         yield from (setting._replace(value=value) for value in near if value >= 1)
     node = copy.copy(node_at(facts.recipe, setting.owner))
@@ -103,7 +104,9 @@ def _by_user(facts: Facts, setting: Setting) -> bool:
 
 
 def _names(reason: str) -> set[str]:
-    return set(re.findall(r"\w+", reason))
+    """The fields in a message: their names, and those of parallel sizes in words ("without tensor parallelism")."""
+    sizes = {name: name.removesuffix("_size").replace("_model", "").replace("_", " ") for name in SIZE_FIELDS.values()}
+    return {*re.findall(r"\w+", reason), *(name for name, words in sizes.items() if words in reason.lower())}
 
 
 def _message(facts: Facts, reason: str, accepted: list[Setting]) -> str:
