@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import reduce
-from typing import Any, NamedTuple, Optional
+from typing import Any, Optional
 
 from nemo2.base.advice import for_the_command_line
 from nemo2.cli.sources import recipe_tree
@@ -64,7 +64,8 @@ class Case:
         return " ".join([*map(shlex.quote, variables), *map(shlex.quote, words)])
 
 
-class Example(NamedTuple):
+@dataclass(frozen=True)
+class Example:
     """A rule by its name, a case that breaks it, and the nearest case that satisfies all rules."""
 
     rule: str
