@@ -2,23 +2,22 @@
 """Rules about batches, micro-batches and sequence lengths."""
 
 from collections.abc import Iterator
+from typing import Any
 
 from nemo2.base.counts import is_count
+from nemo2.data.batch_size import BatchSizeSchedule
+from nemo2.errors import ConfigError
 from nemo2.preflight.checks import domains
 from nemo2.preflight.checks.arithmetic import nearest
 from nemo2.preflight.checks.domains import out_of_range
 from nemo2.preflight.checks.facts import Facts
 from nemo2.preflight.checks.rule import Topic
-from nemo2.preflight.checks.rules.pipeline import VP
-from nemo2.preflight.checks.rules.world import CP, PP
 
 BATCHES = Topic("Batches and sequences")
-CORPUS = {"paths": "corpus", "seq_length": 128, "micro_batch_size": 8, "global_batch_size": 16}
-"""Arguments of a data module that reads files, for examples."""
 GROUP = "strategy.microbatch_group_size_per_vp_stage"
 
 
-@BATCHES.rule("batches-are-counts", broken="data.micro_batch_size=0", mended="data.micro_batch_size=1")
+@BATCHES.rule("batches-are-counts")
 def _counts(facts: Facts) -> Iterator[str]:
     """Batch sizes and the sequence length must be whole numbers of at least 1.
 
@@ -27,59 +26,26 @@ def _counts(facts: Facts) -> Iterator[str]:
     yield from out_of_range(facts.data, "data", domains.BATCH, others=False)
 
 
-@BATCHES.rule(
-    "batch-over-replicas",
-    broken="data.global_batch_size=510 data.micro_batch_size=2",
-    mended="data.global_batch_size=512 data.micro_batch_size=2",
-    megatron_refuses=True,
-)
+@BATCHES.rule("batch-over-replicas", megatron_refuses=True)
 def _global_batch(facts: Facts) -> Iterator[str]:
     """Micro-batch size * data-parallel size must divide the global batch size.
 
     Otherwise: Megatron-Core cannot compute the number of micro-batches and raises an error.
     """
-    gbs, mbs, dp = facts.global_batch_size, facts.micro_batch_size, facts.data_parallel_size
-    if gbs and mbs and dp and gbs > 0 and mbs > 0 and gbs % (mbs * dp):
-        yield (
-            f"data.global_batch_size={gbs} is not a multiple of data.micro_batch_size * data-parallel size = {mbs} * "
-            f"{dp} = {mbs * dp}. Set it to a multiple; nearest: {nearest(gbs, mbs * dp)}."
-        )
+    yield from _unsplit(facts, None)
 
 
-@BATCHES.rule(
-    "ramp-up-over-replicas", broken="data.rampup_batch_size=[30,2,1000]", mended="data.rampup_batch_size=[32,16,1000]"
-)
+@BATCHES.rule("ramp-up-over-replicas")
 def _ramp_up(facts: Facts) -> Iterator[str]:
     """Every batch size of the ramp-up (`rampup_batch_size`) must be a multiple of micro-batch size * data-parallel
     size.
 
     Otherwise: The run stops at the first step with a batch size that is not a multiple.
     """
-    ramp, dp, mbs = facts.at("data.rampup_batch_size"), facts.data_parallel_size, facts.micro_batch_size
-    if (
-        not isinstance(ramp, list | tuple)
-        or len(ramp) != 3
-        or not all(map(is_count, ramp))
-        or not dp
-        or not is_count(mbs)
-    ):
-        return  # the sampler itself reports invalid numbers
-    assert mbs is not None
-    unit = mbs * dp
-    for name, value in (("start", ramp[0]), ("increment", ramp[1])):
-        if value % unit:
-            yield (
-                f"data.rampup_batch_size={list(ramp)}: the {name} of {value} is not a multiple of "
-                f"data.micro_batch_size * data-parallel size = {mbs} * {dp} = {unit}. Set it to a multiple; nearest: "
-                f"{nearest(value, unit)}."
-            )
+    yield from _unsplit(facts, facts.at("data.rampup_batch_size"))
 
 
-@BATCHES.rule(
-    "micro-batches-in-groups",
-    broken=f"{PP}=4 {VP}=2 {CP}=1 data.global_batch_size=12",
-    mended=f"{PP}=4 {VP}=2 {CP}=1 data.global_batch_size=16",
-)
+@BATCHES.rule("micro-batches-in-groups")
 def _groups(facts: Facts) -> Iterator[str]:
     """The interleaved schedule runs micro-batches in groups. Every group, including the last one, must have at
     least as many micro-batches as there are pipeline stages.
@@ -102,7 +68,7 @@ def _groups(facts: Facts) -> Iterator[str]:
         )
 
 
-@BATCHES.rule("groups-fill-the-stages", broken=f"{PP}=4 {VP}=2 {GROUP}=2", mended=f"{PP}=4 {VP}=2 {GROUP}=4")
+@BATCHES.rule("groups-fill-the-stages")
 def _group_size(facts: Facts) -> Iterator[str]:
     """A group of micro-batches (`microbatch_group_size_per_vp_stage`) must be at least as large as the
     pipeline-parallel size.
@@ -117,7 +83,7 @@ def _group_size(facts: Facts) -> Iterator[str]:
         )
 
 
-@BATCHES.settled("one-sequence-length", broken="model.config.seq_length=4096", mended="data.seq_length=4096")
+@BATCHES.settled("one-sequence-length")
 def _one_length() -> None:
     """The sequence length must be set on the data module. The model takes it from there.
 
@@ -125,9 +91,7 @@ def _one_length() -> None:
     """
 
 
-@BATCHES.rule(
-    "accumulation-is-micro-batches", broken="trainer.accumulate_grad_batches=4", mended="data.global_batch_size=2048"
-)
+@BATCHES.rule("accumulation-is-micro-batches")
 def _accumulation(facts: Facts) -> Iterator[str]:
     """`accumulate_grad_batches` must stay 1.
 
@@ -141,11 +105,7 @@ def _accumulation(facts: Facts) -> Iterator[str]:
         yield f"trainer.accumulate_grad_batches={batches}: {ACCUMULATED}"
 
 
-@BATCHES.rule(
-    "samples-for-every-step",
-    recipe="llama_tiny",
-    corpus=({**CORPUS, "num_train_samples": 100}, {**CORPUS, "num_train_samples": 4800}),
-)
+@BATCHES.rule("samples-for-every-step")
 def _samples(facts: Facts) -> Iterator[str]:
     """With a data module that reads files, `num_train_samples` must be None or enough for `max_steps`.
 
@@ -165,7 +125,7 @@ def _samples(facts: Facts) -> Iterator[str]:
         )
 
 
-@BATCHES.rule("samples-for-a-step", broken="data.num_train_samples=100", mended="data.num_train_samples=512")
+@BATCHES.rule("samples-for-a-step")
 def _step(facts: Facts) -> Iterator[str]:
     """Mock data must have enough samples for one global batch, for training and, if the trainer validates, for
     validation.
@@ -179,6 +139,21 @@ def _step(facts: Facts) -> Iterator[str]:
         samples = getattr(data, name, None)
         if is_count(samples) and samples < gbs:
             yield f"data.{name}={samples} is less than data.global_batch_size={gbs}. Set it to {gbs} or more."
+
+
+def _unsplit(facts: Facts, rampup: Any) -> Iterator[str]:
+    """A message if the run's replicas can't split a batch into whole micro-batches."""
+    gbs, mbs, dp = facts.global_batch_size, facts.micro_batch_size, facts.data_parallel_size
+    if not (is_count(gbs) and is_count(mbs) and dp):
+        return
+    try:
+        schedule = BatchSizeSchedule(gbs, rampup)
+    except (ConfigError, TypeError):
+        return  # the data module reports invalid numbers
+    try:
+        schedule.check(mbs, dp)
+    except ConfigError as error:
+        yield f"data.{error}"
 
 
 def _group(facts: Facts) -> int:

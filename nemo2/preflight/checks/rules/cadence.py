@@ -3,29 +3,25 @@
 
 from collections.abc import Iterator
 
+from nemo2.preflight.checks import domains
+from nemo2.preflight.checks.domains import out_of_range
 from nemo2.preflight.checks.facts import Facts
 from nemo2.preflight.checks.rule import Topic
 
 CADENCE = Topic("Steps, validation, checkpoints", needs_sizes=False)
 
 
-@CADENCE.rule("run-has-steps", broken="trainer.max_steps=-10", mended="trainer.max_steps=10")
+@CADENCE.rule("steps-are-counts")
 def _steps(facts: Facts) -> Iterator[str]:
-    """`max_steps` must be at least 1, or -1 for no limit on steps.
+    """`max_steps` must be at least 1, or -1 for no limit on steps. `log_every_n_steps` must be at least 1, or 0 to log
+    nothing.
 
     Otherwise: Lightning raises an error on every rank, or the run ends before its first step.
     """
-    steps = facts.at("trainer.max_steps")
-    if isinstance(steps, int) and (steps < -1 or steps == 0):
-        yield (
-            f"trainer.max_steps={steps}: must be at least 1, or -1. Set the number of steps, or set -1 to limit the "
-            "run by max_epochs or max_time."
-        )
+    yield from out_of_range(facts.trainer, "trainer", domains.TRAINER, others=False)
 
 
-@CADENCE.rule(
-    "validation-interval-is-a-count", broken="trainer.val_check_interval=0", mended="trainer.val_check_interval=1"
-)
+@CADENCE.rule("validation-interval-is-a-count")
 def _interval(facts: Facts) -> Iterator[str]:
     """`val_check_interval` must be at least 1 step, or a fraction of an epoch above 0 and at most 1.0.
     `check_val_every_n_epoch` must be at least 1.
@@ -54,9 +50,7 @@ def _interval(facts: Facts) -> Iterator[str]:
         )
 
 
-@CADENCE.rule(
-    "limits-are-counts-or-shares", broken="trainer.limit_val_batches=1.5", mended="trainer.limit_val_batches=0.5"
-)
+@CADENCE.rule("limits-are-counts-or-shares")
 def _limits(facts: Facts) -> Iterator[str]:
     """Each `limit_..._batches` must be a whole number of at least 0, or a fraction between 0 and 1.
 
@@ -73,11 +67,7 @@ def _limits(facts: Facts) -> Iterator[str]:
             )
 
 
-@CADENCE.rule(
-    "intervals-within-an-epoch-fit-it",
-    broken="trainer.check_val_every_n_epoch=1 trainer.limit_train_batches=100",
-    mended="trainer.limit_train_batches=100",
-)
+@CADENCE.rule("intervals-within-an-epoch-fit-it")
 def _within_epoch(facts: Facts) -> Iterator[str]:
     """If `check_val_every_n_epoch` is set, `val_check_interval` must be at most `limit_train_batches`.
 
@@ -94,16 +84,3 @@ def _within_epoch(facts: Facts) -> Iterator[str]:
             f"trainer.check_val_every_n_epoch={epochs} counts the interval within an epoch. Set val_check_interval to "
             f"{batches} or less, or set check_val_every_n_epoch=None to count over the whole run."
         )
-
-
-@CADENCE.rule(
-    "logging-interval-is-a-count", broken="trainer.log_every_n_steps=-1", mended="trainer.log_every_n_steps=1"
-)
-def _logging(facts: Facts) -> Iterator[str]:
-    """`log_every_n_steps` must be at least 1, or 0 to log nothing.
-
-    Otherwise: Lightning logs at every step, or never.
-    """
-    steps = facts.at("trainer.log_every_n_steps")
-    if isinstance(steps, int) and steps < 0:
-        yield f"trainer.log_every_n_steps={steps}: must be at least 1, or 0 to log nothing."

@@ -13,9 +13,8 @@ import pytest
 from nemo2.config import apply_overrides
 from nemo2.preflight.checks.find import find
 from nemo2.preflight.checks.megatron import AGREES
-from nemo2.preflight.checks.rule import Case
 from support.megatron_verdict import verdicts
-from support.rule_examples import problems_of, recipe_of
+from support.rule_cases import Case, problems_of, recipe_of
 
 MODEL = "model.config."
 TP, PP, VP, CP, EP = (
@@ -34,6 +33,7 @@ OVERLAP = f"{MODEL}overlap_moe_expert_parallel_comm=True"
 OFFLOAD = f"{MODEL}cpu_offloading=True {MODEL}cpu_offloading_num_layers="
 SELECTIVE = f"{MODEL}recompute_granularity=selective {MODEL}recompute_modules="
 FP8 = "trainer.plugins.fp8=hybrid"
+AWARE = "optim.config.use_precision_aware_optimizer=True"
 ENDS = "trainer.plugins.first_last_layers_bf16"
 BALANCING = f"{MODEL}moe_router_load_balancing_type"
 
@@ -216,6 +216,19 @@ ROWS = (
         f"{OFFLOAD}4",
     ),
     Row(
+        "llama3_8b",
+        "optim.config.exp_avg_dtype=torch.bfloat16",
+        "exp_avg_dtype",
+        "optim.config.exp_avg_dtype=torch.float32",
+    ),
+    Row("llama3_8b", f"{AWARE} optim.config.optimizer=sgd", "use_precision_aware_optimizer optimizer", AWARE),
+    Row(
+        "llama3_8b",
+        f"{AWARE} optim.config.use_distributed_optimizer=False",
+        "use_precision_aware_optimizer use_distributed_optimizer",
+        AWARE,
+    ),
+    Row(
         "nemotron3_4b",
         f"{MODEL}bias_activation_fusion=True",
         "bias_activation_fusion",
@@ -250,6 +263,15 @@ def test_a_refusal_names_a_setting_and_values_that_megatron_core_accepts(row: Ro
     for change in proposed if len(problems) == 1 else ():
         changed = broken_recipe(row)
         assert not [one for one in find(apply_overrides(changed, [change]) or changed) if one.rule == AGREES]
+
+
+@pytest.mark.parametrize(
+    ("broken", "alternative"),
+    [("strategy.sequence_parallel=True", f"{TP}=2"), ("optim.config.exp_avg_dtype=torch.bfloat16", AWARE)],
+)
+def test_alternatives_that_the_message_says_in_words_are_proposed(broken: str, alternative: str) -> None:
+    (problem,) = find(recipe_of(Case(recipe="llama3_8b", changes=(broken,))))
+    assert problem.rule == AGREES and alternative in problem.message.partition("It accepts")[2]
 
 
 @each_row
