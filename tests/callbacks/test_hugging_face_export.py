@@ -39,7 +39,7 @@ def in_one_process(folder: str) -> list[str]:
     sys.executable = str(python)
 
     class Ends(pl.Callback):
-        def on_train_end(self, *_: Any) -> None:
+        def on_train_end(self, trainer: Any, pl_module: Any) -> None:
             trained.touch()
 
     callback = HuggingFaceExportCallback(every_n_saves=2, keep=1, dtype="bf16")
