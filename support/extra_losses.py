@@ -93,19 +93,21 @@ def measure(case: Case, losses: list[str], folder: str) -> dict[str, tuple[float
     """On each rank: by loss, the two figures of the module's docstring. The reference cases write their gradients into
     ``folder``, the others read them there."""
     figures = {}
+    without: dict[bool, list[gradients.Piece]] = {}
     for loss in losses:
-        path = Path(folder) / f"{loss}, {_group(case, loss)}.pt"
-        pieces = _difference(case, loss, path)
+        path = path_of_reference(folder, case, loss)
+        pieces = _difference(case, loss, path, without)
         if not path.exists():
             torch.save(gradients.whole_gradients(pieces), path)
         figures[loss] = _figures(pieces, torch.load(path))
     return figures
 
 
-def _group(case: Case, loss: str) -> str:
-    """The cases that must be equal: a further token's loss is another one with another mask."""
+def path_of_reference(folder: str | Path, case: Case, loss: str) -> Path:
+    """The reference's gradients, one file for the cases that must be equal: a further token's loss is another one with another
+    mask."""
     mask = "answers" if case.answers and loss == "further token" else "every token"
-    return f"{mask}, {'tokens' if case.per_token else 'micro-batches'}"
+    return Path(folder) / f"{loss}, {mask}, {'tokens' if case.per_token else 'micro-batches'}.pt"
 
 
 REFERENCES = tuple(
@@ -115,18 +117,22 @@ REFERENCES = tuple(
 """One process each, measured before others."""
 
 
-def _difference(case: Case, loss: str, whole: Path) -> list[gradients.Piece]:
-    """This rank's pieces of the gradient of ``loss``. ``whole``: the file of the reference's."""
+def _difference(
+    case: Case, loss: str, whole: Path, without: dict[bool, list[gradients.Piece]]
+) -> list[gradients.Piece]:
+    """This rank's pieces of the gradient of ``loss``. ``whole``: the file of the reference's. ``without``: the gradients of the
+    step without an extra loss, which those of routers share."""
     further = "mtp_num_layers" in LOSSES[loss]
     base = CONFIG | (DENSE | {"mtp_num_layers": 1, "mtp_loss_scaling_factor": 0.0} if further else {}) | case.config
     if further:
         case = replace(case, strategy={name: size for name, size in case.strategy.items() if "expert" not in name})
     weights = whole.parent / f"weights of {'further tokens' if further else 'experts'}"
     with_loss = _step(case, base | LOSSES[loss], weights, whole)
-    without = _step(case, base, weights, whole)
+    if further not in without:
+        without[further] = _step(case, base, weights, whole)
     return [
         replace(one, gradient=one.gradient.double() - other.gradient.double())
-        for one, other in zip(with_loss, without, strict=True)
+        for one, other in zip(with_loss, without[further], strict=True)
     ]
 
 

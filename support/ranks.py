@@ -80,10 +80,14 @@ def run(
         RankFailed: with the traceback of the rank that failed first, or where those are that did not answer. No process
             outlives the call.
     """
-    with tempfile.TemporaryDirectory() as directory, _Ranks(timeout, Path(directory), quiet=quiet) as ranks:
+    with (
+        tempfile.TemporaryDirectory() as directory,
+        _free_port() as port,
+        _Ranks(timeout, Path(directory), quiet=quiet) as ranks,
+    ):
         common = {"WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world, "NODE_RANK": 0, "GROUP_RANK": 0}
         if not init_process_group:
-            common |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": _free_port()}
+            common |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
         job = {
             "call": pickle.dumps((function, args, kwargs)),
             "modules": _modules_of_tests(),
@@ -218,7 +222,10 @@ def _modules_of_tests() -> dict[str, str]:
     return {name: file for name, file in files if file and file.startswith(home)}
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+@contextlib.contextmanager
+def _free_port() -> Iterator[int]:
+    """A port that the system gives to nobody else in the meantime. Torch's store can listen there: it reuses addresses too."""
+    with socket.socket() as bound:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind(("127.0.0.1", 0))
+        yield bound.getsockname()[1]

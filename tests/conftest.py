@@ -15,14 +15,14 @@ from typing import Any
 import pytest
 
 from nemo2.base.noise import VERBOSE_VARIABLE
-from support import ranks
+from support import ranks, without_flushes
 from support import warm_commands as warm_commands_module
 
 # Whatever a test submits stays out of the user's own list. nemo-run reads the variable when it is imported.
 os.environ["NEMORUN_HOME"] = tempfile.mkdtemp(prefix="nemo_run-")
 atexit.register(shutil.rmtree, os.environ["NEMORUN_HOME"], True)
 
-ranks.prepare()  # before anything imports torch
+ranks.prepare(without_flushes.__name__)  # before anything imports torch
 
 # By message or by module, never by category alone: ours must stay errors.
 OTHER_LIBRARIES_WARNINGS = (

@@ -195,12 +195,14 @@ class GPTConfig(TransformerConfig):
         }
 
     def adjust_to_this_machine(self) -> None:
-        """Turn off features that this machine doesn't support, and report it, if no strategy has done so.
+        """Turn off features that this machine doesn't support, and report it, if no strategy has done so. An activation that was
+        configured before the backend came loses its compilation with Megatron-Core's functions.
 
         Raises:
             ConfigError: a size is missing.
         """
         self._refuse_missing_sizes()
+        self.activation_func = as_megatron_has_it(self.activation_func)
         announce_machine_settings(adjust_to(self, get_backend().config_overrides()))
 
     def configure_model(

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import lightning.pytorch as pl
 import pytest
 import torch
 
@@ -23,23 +24,35 @@ def warm_exports() -> None:
     sys.executable = shutil.which("python") or sys.executable
 
 
-def train(folder: Path, callback: HuggingFaceExportCallback, *, steps: int = 3, **options: Any) -> dict[str, Any]:
+def train(folder: Path, *callbacks: pl.Callback, steps: int = 3, **options: Any) -> dict[str, Any]:
     saves = ModelCheckpoint(dirpath=str(folder / "checkpoints"), filename="{step}", save_top_k=1, **options)
     model = small_runs.build_llama(share_embeddings_and_output_weights=False)
-    return small_runs.fit(model, max_steps=steps, callbacks=[callback, saves])
+    return small_runs.fit(model, max_steps=steps, callbacks=[*callbacks, saves])
 
 
 def in_one_process(folder: str) -> list[str]:
-    """Exports here are slow, as those of real runs are: one is begun, one waits, and the last replaces it."""
+    """Exports last as long as training, as those of real runs do: one is begun, one waits, and the last replaces it."""
+    warm_exports()
+    trained, python = Path(folder) / "trained", Path(folder) / "python"
+    python.write_text(f"#!/bin/sh\nwhile [ ! -e '{trained}' ]; do sleep 0.05; done\nexec '{sys.executable}' \"$@\"\n")
+    python.chmod(0o755)
+    sys.executable = str(python)
+
+    class Ends(pl.Callback):
+        def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+            trained.touch()
+
     callback = HuggingFaceExportCallback(every_n_saves=2, keep=1, dtype="bf16")
-    train(Path(folder), callback, steps=5, every_n_train_steps=1)
+    train(Path(folder), callback, Ends(), steps=5, every_n_train_steps=1)
     return [str(path) for path in callback.exported]
 
 
-def test_every_second_save_and_the_last_are_exported_and_the_newest_is_kept(run_on_ranks: Any, tmp_path: Path) -> None:
+def test_every_second_save_and_the_last_are_exported_and_the_newest_is_kept(
+    run_on_ranks: Any, tmp_path: Path, warm_commands: dict[str, str]
+) -> None:
     from transformers import AutoModelForCausalLM
 
-    [exported] = run_on_ranks(in_one_process, 1, str(tmp_path), timeout=300.0)
+    [exported] = run_on_ranks(in_one_process, 1, str(tmp_path), timeout=300.0, env=warm_commands)
     assert exported == [str(tmp_path / "hugging_face" / "step=5")]
     assert sorted(path.name for path in (tmp_path / "hugging_face").iterdir()) == [".run", "step=5"]
     [checkpoint] = (tmp_path / "checkpoints").glob("*last")
@@ -102,8 +115,6 @@ def test_the_exports_of_another_run_are_not_replaced(
 def that_is_killed(folder: str) -> dict[str, Any]:
     """Of a run whose first export is killed half-way: what it says, and what lies in the folder of exports then, and at the
     end."""
-    import lightning.pytorch as pl
-
     warm_exports()
     told: list[str] = []
     found: dict[str, Any] = {"told": told}

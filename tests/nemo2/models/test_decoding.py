@@ -34,7 +34,8 @@ SPREAD = (
     "DeepSeek V2",
     "Nemotron-H, Nemotron Nano v2",
 )
-"""The families that write ``SOME`` tokens at other layouts and without a cache; the others write ``FEWER`` there."""
+"""The families that are tried at more layouts, and write ``SOME`` tokens without a cache; the others write ``FEWER`` there, as
+all do at other layouts."""
 
 ONE_BY_ONE = ("Llama, dynamic scaling", "Llama 4 Scout", "Phi-3 mini and medium, 128k")
 """Rows whose answers depend on the rows beside them in transformers: on the padding in front, or on the longest."""
@@ -160,10 +161,9 @@ def spread(root: str, names: list[str], layout: dict[str, Any]) -> dict[str, Any
     for place, row in enumerate(ROWS):
         if row.name not in names:
             continue
-        new = SOME if row.name in SPREAD else FEWER
         released = parity.Released(Path(root) / str(place))
         if runs_at(released.config(), row, layout):
-            found[row.name] = answers(released.chunk(released.config(**layout)), row, new=new)
+            found[row.name] = answers(released.chunk(released.config(**layout)), row, new=FEWER)
     return found
 
 

@@ -18,15 +18,16 @@ class Measured:
 
     def __init__(self, run_on_ranks: Any, folder: Path) -> None:
         self.run_on_ranks, self.folder = run_on_ranks, folder
-        self.done: set[tuple[str, str]] = set()
 
     def of(self, name: str, losses: list[str]) -> dict[str, tuple[float, float]]:
         case = CASES[name]
         for reference in extra_losses.REFERENCES:
-            left = [loss for loss in losses if (reference.name, loss) not in self.done]
-            if reference.per_token is case.per_token and left:
-                self.run_on_ranks(extra_losses.measure, 1, reference, left, str(self.folder))
-                self.done |= {(reference.name, loss) for loss in left}
+            paths = {loss: extra_losses.path_of_reference(self.folder, case, loss) for loss in losses}
+            same = [
+                loss for loss in losses if extra_losses.path_of_reference(self.folder, reference, loss) == paths[loss]
+            ]
+            if missing := [loss for loss in same if not paths[loss].exists()]:
+                self.run_on_ranks(extra_losses.measure, 1, reference, missing, str(self.folder))
         return self.run_on_ranks(extra_losses.measure, case.ranks, case, losses, str(self.folder))[0]
 
 

@@ -341,11 +341,13 @@ def exported_after_the_backend_came() -> str:
     from nemo2.base.backend import get_backend
     from nemo2.models.conversion.families import conversion_of  # before the backend
 
-    config = made("ssm.NemotronHConfig8B")
-    compiled = config.activation_func
+    early = made("ssm.NemotronHConfig8B")
+    compiled = early.activation_func
     get_backend().install()
     config = made("ssm.NemotronHConfig8B")
     assert config.activation_func is not compiled, "nothing was compiled: this test shows nothing"
+    early.adjust_to_this_machine()
+    assert early.activation_func is config.activation_func, "its model would build C++ in each process"
     return conversion_of(config).hf_config(config)["mlp_hidden_act"]
 
 
