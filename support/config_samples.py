@@ -10,6 +10,7 @@ from datetime import timedelta
 from typing import Any, Literal, Optional, Union
 
 import torch
+from nemo_run.core.serialization.zlib_json import ZlibJSONSerializer
 
 from nemo2.config import Config, Partial, configurable
 
@@ -131,7 +132,15 @@ def write_result(model: Model, callbacks: list, path: pathlib.Path, pause: timed
     path.write_text(json.dumps(arrived))
 
 
-def recipe() -> Partial:
+def recipe(*callbacks: Any) -> Partial:
+    """A recipe with a callback of its own, and ``callbacks`` appended as a script does."""
     strategy = Config(Strategy, tensor_parallel=2, ddp=Config(DDP))
     trainer = Config(Trainer, strategy=strategy, callbacks=[Config(Callback, every=3)])
+    trainer.callbacks.extend(callbacks)
     return Partial(train, model=Config(BigModel), trainer=trainer, options=Config(Options))
+
+
+def sent(config: Any) -> Any:
+    """A recipe as it arrives in another process."""
+    wire = ZlibJSONSerializer()
+    return wire.deserialize(wire.serialize(config))

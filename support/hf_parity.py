@@ -14,6 +14,7 @@ from typing import Any, Optional
 import torch
 from torch import Tensor
 
+from support import small_runs
 from support.hf_models import LENGTH, VOCABULARY, Row
 
 SEED = 5
@@ -253,18 +254,8 @@ def export(released: Released, chunk: Any, folder: Path) -> None:
 
 
 def start(**layout: Any) -> None:
-    from megatron.core import parallel_state, tensor_parallel
-
-    from nemo2.base.backend import get_backend
-    from nemo2.mcore.parallel.groups import destroy_model_parallel
-
-    get_backend().install()
-    from support.small_runs import freeze_what_is_loaded
-
-    destroy_model_parallel()  # Megatron-Core's own leaves gloo's threads: thousands, where many models are built in a process
-    parallel_state.initialize_model_parallel(**{k: v for k, v in layout.items() if k != "sequence_parallel"})
-    tensor_parallel.model_parallel_cuda_manual_seed(7)
-    freeze_what_is_loaded()
+    small_runs.start_megatron(**{k: v for k, v in layout.items() if k != "sequence_parallel"})
+    small_runs.freeze_what_is_loaded()
 
 
 def our_logits(chunk: Any) -> Tensor:

@@ -32,6 +32,26 @@ def logits_of(model: Any) -> Any:
         return model(small_runs.global_batch(0, 4)["tokens"]).logits
 
 
+def our_logits_of(core: Any) -> Any:
+    """Of the same tokens, by a model of Megatron-Core's."""
+    import torch
+
+    tokens = small_runs.global_batch(0, 4)["tokens"]
+    with torch.no_grad():
+        return core.eval()(tokens, torch.arange(tokens.shape[1]).expand_as(tokens), None).clone()
+
+
+def logits_of_checkpoint(checkpoint: Any) -> Any:
+    """Of the same tokens, by the model that a checkpoint of ours describes."""
+    from nemo2.checkpoint.context import load_context
+    from nemo2.training.strategies.set_up import set_up
+
+    small_runs.release()
+    trainer = small_runs.build_trainer(max_steps=1)
+    with set_up(trainer, load_context(checkpoint, "model"), checkpoint=checkpoint) as parallel:
+        return our_logits_of(parallel.unwrapped[0])
+
+
 def backward(logits: Callable[[Any], Any], step: int) -> float:
     """The loss of a global batch as four micro-batches of our runs have it, with its gradients. ``logits``: of tokens."""
     import torch

@@ -213,3 +213,18 @@ def yarn_frequencies(width: int, config: Any) -> Tensor:
 def loss_of(decoder: PlainDecoder, batch: dict[str, Tensor]) -> Tensor:
     """Mean cross-entropy, to whose gradient the auxiliary losses are added."""
     return F.cross_entropy(decoder(batch["tokens"]).flatten(0, 1), batch["labels"].flatten())
+
+
+def scaled_by_wavelength(frequencies: list[float], scale: float, low: float, high: float, old: int) -> list[float]:
+    """Llama 3.1's rotary frequencies: the three cases as meta-llama/llama-models states them."""
+    scaled = []
+    for frequency in frequencies:
+        wavelength = 2 * math.pi / frequency
+        if wavelength < old / high:
+            scaled.append(frequency)
+        elif wavelength > old / low:
+            scaled.append(frequency / scale)
+        else:
+            smooth = (old / wavelength - low) / (high - low)
+            scaled.append((1 - smooth) * frequency / scale + smooth * frequency)
+    return scaled

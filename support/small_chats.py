@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tokenizers with chat templates, and conversations, made on the spot."""
+"""Tokenizers with chat templates, and records for fine-tuning, made on the spot; what is trained on of them."""
 
 import json
 from collections.abc import Iterable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+
+from nemo2.data.tokenizer import AutoTokenizer, ByteTokenizer
 
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<extra_id_0>", "<extra_id_1>", "<|pad|>")
 TEXT = [
@@ -49,8 +52,6 @@ def make_tokenizer(folder: Path, chat_template: str | None = CHATML, vocab_size:
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
-    from nemo2.data.tokenizer import AutoTokenizer
-
     backend = Tokenizer(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
@@ -69,6 +70,17 @@ def make_tokenizer(folder: Path, chat_template: str | None = CHATML, vocab_size:
     return AutoTokenizer(str(folder), local_files_only=True)
 
 
+class StrictTokenizer(ByteTokenizer):
+    """Fails on half a character, and on the word poison."""
+
+    def text_to_ids(self, text: str) -> list[int]:
+        if "\ud83d" in text:
+            raise TypeError("TextEncodeInput must be a text")
+        if "poison" in text:
+            raise RuntimeError("panic")
+        return super().text_to_ids(text)
+
+
 def say(*turns: tuple[str, str], **record: Any) -> dict[str, Any]:
     """A conversation of (role, content)."""
     return {"messages": [{"role": role, "content": content} for role, content in turns], **record}
@@ -80,3 +92,49 @@ def write_lines(file: Path, records: Iterable[Any]) -> Path:
     lines = [record if isinstance(record, str) else json.dumps(record) for record in records]
     file.write_text("\n".join(lines) + "\n", "utf-8")
     return file
+
+
+def trained_text(tokenizer: Any, sample: Any) -> str:
+    """The text of a sample's tokens that are trained on."""
+    trained = [token for token, flag in zip(sample.ids, sample.trained, strict=True) if flag]
+    return tokenizer.tokenizer.decode(trained)
+
+
+def questions(count: int) -> list[dict[str, str]]:
+    """Records of fields, each of another length."""
+    return [{"input": f"ask {i:03}" + "?" * (i % 9), "output": "answer " * (1 + i % 4)} for i in range(count)]
+
+
+def texts_of(batches: Iterable[Any]) -> list[str]:
+    """The text of each row of bytes."""
+    return [bytes(i for i in row if 0 < i < 256).decode() for batch in batches for row in batch["tokens"].tolist()]
+
+
+def trained_batches(data: Any, count: int) -> list[Any]:
+    """The batches of a data module's next ``count`` steps, over as many passes as that takes."""
+    trainer = SimpleNamespace(global_step=data.data_sampler.init_global_step)
+    data.setup("fit")
+    data.data_sampler.connect(trainer)
+    loader = data.data_sampler.transform_dataloader(data.train_dataloader())
+    batches: list[Any] = []
+    while len(batches) < count:
+        for batch in loader:
+            batches.append(batch)
+            trainer.global_step += 1
+            if len(batches) == count:
+                break
+    return batches
+
+
+def report_of(tokenizer: Any, records: list[Any], **settings: Any) -> Any:
+    """What is said of records that are all encoded, and skipped where they are malformed."""
+    from nemo2.data.finetuning.encode import BadRecords, Report, encode_all
+    from nemo2.data.finetuning.hf_dataset import HFDatasetDataModule
+
+    settings = {"on_bad_line": "skip", **settings}
+    data = HFDatasetDataModule(records, split="train", tokenizer=tokenizer, seq_length=256, dataset_kwargs=settings)
+    report, limits = Report(), data.settings.limits(data.seq_length + 1)
+    bad, source = BadRecords(limits, report), data.source("train")
+    assert source is not None
+    list(encode_all(source.records(bad), data.encoder(), limits=limits, bad=bad))
+    return report

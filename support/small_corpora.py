@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Corpora of a few thousand tokens, and the data module over them."""
+"""Corpora of a few thousand tokens, the data module over them, and Megatron-LM's batch sizes."""
 
 from types import SimpleNamespace
 
@@ -38,3 +38,19 @@ def module(paths, *, steps=None, **kwargs):
 def datasets(data, stage=""):
     data.setup(stage)
     return data._datasets
+
+
+def first_samples(paths):
+    """The tokens of the first samples that are trained on."""
+    train = datasets(module(paths, split="1,0,0"), "fit")["train"]
+    return [train[i]["tokens"].tolist() for i in range(20)]
+
+
+def megatron_batch_size(consumed, global_batch_size, rampup):
+    """Megatron-LM's batch-size ramp-up, as its num-microbatches calculator writes it."""
+    if rampup is None:
+        return global_batch_size
+    start, increment, samples = rampup
+    if consumed > samples:
+        return global_batch_size
+    return start + int(consumed / (samples / ((global_batch_size - start) // increment))) * increment

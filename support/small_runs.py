@@ -212,6 +212,19 @@ def quiet() -> None:
         logging.getLogger(name).setLevel(logging.ERROR)
 
 
+def start_megatron(*, seed: int = 7, **layout: Any) -> None:
+    """Groups of this ``layout`` and random streams, for models that are built by hand."""
+    from megatron.core import parallel_state, tensor_parallel
+
+    from nemo2.base.backend import get_backend
+    from nemo2.mcore.parallel.groups import destroy_model_parallel
+
+    get_backend().install()
+    destroy_model_parallel()  # Megatron-Core's own leaves gloo's threads: thousands, where many models are built in a process
+    parallel_state.initialize_model_parallel(**layout)
+    tensor_parallel.model_parallel_cuda_manual_seed(seed)
+
+
 def release() -> None:
     """Destroy Megatron-Core's groups, so that the next run of this process can use another layout."""
     from nemo2.mcore.parallel.groups import destroy_model_parallel

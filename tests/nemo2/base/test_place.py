@@ -13,25 +13,41 @@ SRUN = {"SLURM_PROCID": "3", "SLURM_STEP_ID": "0", "SLURM_NTASKS": "4", "SLURM_L
 TORCHRUN = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "MASTER_ADDR": "a", "MASTER_PORT": "29500"}
 
 
+MPI = ("mpirun", 2, 4, 0, True)
+
+
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [
+        (TORCHRUN, ("variables", 5, 8, 1, True)),  # that a script or an actor of Ray has set
+        ({"OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_RANK": "0"}, MPI),
+        ({"PMI_RANK": "2", "PMI_SIZE": "4", "MPI_LOCALRANKID": "0"}, MPI),
+        # What Lightning starts on a node is told by its local rank, but decides nothing.
+        (TORCHRUN | {"RANK": "", "WORLD_SIZE": "2"}, ("lightning", 1, 2, 1, False)),
+        *[
+            ({name: value for name, value in SRUN.items() if name != missing}, ("none", 0, 1, 0, False))
+            for missing in ("SLURM_PROCID", "SLURM_STEP_ID")  # a batch script is no rank
+        ],
+    ],
+)
+def test_a_rank_is_told_by_the_variables_of_its_launcher(variables, expected):
+    place = here(variables)
+    assert (place.launcher, place.rank, place.world_size, place.local_rank, place.launched) == expected
+    assert place.job == variables.get("SLURM_JOB_ID", place.job)
+
+
 def test_torchrun_under_srun_is_torchruns():
-    place = here(
-        {**SRUN, "SLURM_PROCID": "0", **TORCHRUN, "TORCHELASTIC_RUN_ID": "x", "TORCHELASTIC_RESTART_COUNT": "2"}
-    )
-    assert place == Place(
-        launcher="torchrun",
-        rank=5,
-        world_size=8,
-        local_rank=1,
-        address="a",
-        port=29500,
-        restarts=2,
-        job="123456",
-    )
-
-
-def test_ranks_that_a_script_or_a_ray_actor_has_set_count_without_torchrun():
-    place = here(TORCHRUN)
-    assert (place.launcher, place.rank, place.launched) == ("variables", 5, True)
+    under = {"SLURM_PROCID": "0", "TORCHELASTIC_RUN_ID": "x", "TORCHELASTIC_RESTART_COUNT": "2"}
+    expected = {
+        "rank": 5,
+        "world_size": 8,
+        "local_rank": 1,
+        "address": "a",
+        "port": 29500,
+        "restarts": 2,
+        "job": "123456",
+    }
+    assert here(SRUN | TORCHRUN | under) == Place(launcher="torchrun", **expected)
 
 
 def test_a_task_of_srun_is_a_rank_and_meets_where_lightning_has_it_meet(monkeypatch):
@@ -49,29 +65,6 @@ def test_a_task_of_srun_is_a_rank_and_meets_where_lightning_has_it_meet(monkeypa
 def test_the_address_that_a_job_script_names_is_where_tasks_of_srun_meet():
     place = here({**SRUN, "SLURM_JOB_NODELIST": "n1", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "23456"})
     assert (place.address, place.port) == ("10.0.0.1", 23456)
-
-
-@pytest.mark.parametrize("missing", ["SLURM_PROCID", "SLURM_STEP_ID"])
-def test_a_batch_script_is_no_rank(missing):
-    place = here({name: value for name, value in SRUN.items() if name != missing})
-    assert (place.launcher, place.rank, place.world_size, place.job) == ("none", 0, 1, "123456")
-
-
-@pytest.mark.parametrize(
-    "variables",
-    [
-        {"OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_RANK": "0"},
-        {"PMI_RANK": "2", "PMI_SIZE": "4", "MPI_LOCALRANKID": "0"},
-    ],
-)
-def test_ranks_of_mpi(variables):
-    place = here(variables)
-    assert (place.launcher, place.rank, place.world_size, place.local_rank) == ("mpirun", 2, 4, 0)
-
-
-def test_what_lightning_starts_on_a_node_is_told_by_its_local_rank_but_decides_nothing():
-    place = here({"LOCAL_RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "4"})
-    assert (place.launcher, place.rank, place.world_size, place.launched) == ("lightning", 1, 2, False)
 
 
 def test_nothing_and_garbage_are_a_process_of_its_own():

@@ -142,6 +142,7 @@ def test_overrides_reach_through_aliases_lists_dicts_and_unset_configs():
             "options.extra['a']=5",
             "options.fallback.bucket_size=7",
             "options.ddp.dims=[1,2]",
+            "options.ddp.dims+=[3]",
             "options.note=text",
             "model.dtype=bf16",
         ],
@@ -150,13 +151,8 @@ def test_overrides_reach_through_aliases_lists_dicts_and_unset_configs():
     model, trainer, options = fdl.build(r)()
     assert (trainer.strategy.tensor_parallel, trainer.strategy.ddp.overlap_grad_reduce) == (4, True)
     assert trainer.callbacks[0].every == 10
-    assert options.extra == {"a": 5, "b": 2} and options.fallback.bucket_size == 7 and options.ddp.dims == [1, 2]
+    assert options.extra == {"a": 5, "b": 2} and options.fallback.bucket_size == 7 and options.ddp.dims == [1, 2, 3]
     assert options.note == "text" and model.dtype is torch.bfloat16
-
-
-def test_an_alias_can_be_set_as_a_whole():
-    r = apply_overrides(recipe(), ["strategy.ddp_config=megatron", "options.note=none"])
-    assert r.trainer.strategy.ddp == "megatron" and r.options.note is None
 
 
 @pytest.mark.parametrize(
@@ -167,9 +163,12 @@ def test_an_alias_can_be_set_as_a_whole():
         ("trainer.max_steps-=1", "trainer.max_steps", 9),
         ("trainer.lr*=0.5", "trainer.lr", 0.0005),
         ("options.name+='_b'", "options.name", "run_b"),
+        ("strategy.ddp_config=megatron", "trainer.strategy.ddp", "megatron"),
+        ("options.note=none", "options.note", None),
+        ("options=nemo2.config.aliases", "options", "nemo2.config.aliases"),  # an unannotated field takes text as it is
     ],
 )
-def test_operators_change_what_is_there(override, path, value):
+def test_operators_change_what_is_there_and_an_alias_is_set_as_a_whole(override, path, value):
     assert flatten(apply_overrides(recipe(), [override]))[path] == pytest.approx(value)
 
 
@@ -181,12 +180,6 @@ def test_a_key_of_a_dict_that_is_not_set_makes_the_dict():
     assert data.dataset_kwargs == {"chat_template": "plain", "turns": "last"}
     with pytest.raises(ConfigError, match="dataset_kwarg"):
         apply_overrides(data, ["dataset_kwarg.chat_template=plain"])
-
-
-def test_lists_grow_with_plus():
-    r = recipe()
-    r.strategy.ddp.dims = [1]
-    assert apply_overrides(r, ["strategy.ddp.dims+=[2]"]).strategy.ddp.dims == [1, 2]
 
 
 @pytest.mark.parametrize(
@@ -207,6 +200,8 @@ def test_lists_grow_with_plus():
         ("trainer.strategy.root+=x", "is not set"),
         ("trainer.strategy.root.x=1", "does not name a single class"),
         ("model=3", "takes a Model"),
+        ("model=os.path", "cannot be"),
+        ("recipe.tariner.max_steps=3", "did you mean 'trainer'"),
     ],
 )
 def test_what_cannot_be_applied_is_explained_and_changes_nothing(override, message):
@@ -227,24 +222,16 @@ def test_all_that_cannot_be_applied_is_named_at_once():
 
 def test_history_says_command_line():
     r = apply_overrides(recipe(), ["model.hidden=4", "strategy.tensor_parallel=8"])
-    assert who_set(r.strategy, "tensor_parallel")[-1] == (COMMAND_LINE, 2, 8)
-    assert [value for _, _, value in who_set(r.strategy, "tensor_parallel")] == [2, 8]
+    history = who_set(r.strategy, "tensor_parallel")
+    assert history[-1] == (COMMAND_LINE, 2, 8) and [value for _, _, value in history] == [2, 8]
 
 
 def test_live_and_foreign_nodes_can_be_overridden():
-    r = recipe()
-    r.trainer.callbacks += [Callback(every=1), RunConfig(Callback)]
+    r = recipe(Callback(every=1), RunConfig(Callback))
     apply_overrides(r, ["trainer.callbacks[1].every=5", "trainer.callbacks[2].every=6"])
     assert [item.every for item in fdl.build(r)()[1].callbacks] == [3, 5, 6]
     with pytest.raises(ConfigError, match="did you mean 'every'"):
         apply_overrides(r, ["trainer.callbacks[2].evry=6"])
-
-
-def test_a_field_can_be_given_a_class_by_name():
-    r = apply_overrides(recipe(), ["options=nemo2.config.aliases"])
-    assert r.options == "nemo2.config.aliases", "an unannotated field takes text as it is"
-    with pytest.raises(ConfigError, match="cannot be"):
-        apply_overrides(recipe(), ["model=os.path"])
 
 
 def test_what_the_command_line_says_is_never_evaluated(tmp_path):
@@ -270,52 +257,38 @@ SHORT = {
 @pytest.mark.parametrize("place", ["", "strategy.", "trainer.strategy.", "model.config.", "optim.", "data."])
 @pytest.mark.parametrize("short", SHORT)
 def test_a_short_name_is_answered_with_the_line_to_write(place, short):
-    from nemo2.recipes import llama3_8b
-
-    recipe = llama3_8b.pretrain_recipe()
+    run = llm.llama3_8b.pretrain_recipe()
     with pytest.raises(ConfigError) as caught:
-        apply_overrides(recipe, [f"{place}{short}=2"])
+        apply_overrides(run, [f"{place}{short}=2"])
     line = str(caught.value).rpartition("Write ")[2]
     assert line == f"{SHORT[short]}=2"
-    apply_overrides(recipe, [line])
+    apply_overrides(run, [line])
 
 
 def test_a_path_may_begin_with_the_recipe_as_in_a_script():
-    from nemo2.recipes import llama_tiny
-
-    recipe = llama_tiny.pretrain_recipe()
-    apply_overrides(
-        recipe, ["recipe.trainer.max_steps=3", "recipe.optim.config.lr*=2", "recipe.strategy.sequence_parallel=false"]
-    )
-    assert recipe.trainer.max_steps == 3 and recipe.trainer.strategy.sequence_parallel is False
-    with pytest.raises(ConfigError, match="did you mean 'trainer'"):
-        apply_overrides(recipe, ["recipe.tariner.max_steps=3"])
+    run = llm.llama_tiny.pretrain_recipe()
+    apply_overrides(run, ["recipe.trainer.max_steps=3", "recipe.strategy.sequence_parallel=false"])
+    assert run.trainer.max_steps == 3 and run.trainer.strategy.sequence_parallel is False
 
 
 @pytest.mark.parametrize(
-    ("strategy", "override", "value"),
+    ("strategy", "name", "text", "value"),
     [
-        ("FSDP2Strategy", "offload_policy=torch.distributed.fsdp.CPUOffloadPolicy", CPUOffloadPolicy()),
+        ("FSDP2Strategy", "offload_policy", "CPUOffloadPolicy", CPUOffloadPolicy()),
+        ("FSDP2Strategy", "offload_policy", "CPUOffloadPolicy(pin_memory=False)", CPUOffloadPolicy(pin_memory=False)),
         (
             "FSDP2Strategy",
-            "offload_policy=torch.distributed.fsdp.CPUOffloadPolicy(pin_memory=False)",
-            CPUOffloadPolicy(pin_memory=False),
-        ),
-        (
-            "FSDP2Strategy",
-            "mp_policy=torch.distributed.fsdp.MixedPrecisionPolicy(reduce_dtype=fp32)",
+            "mp_policy",
+            "MixedPrecisionPolicy(reduce_dtype=fp32)",
             MixedPrecisionPolicy(reduce_dtype=torch.float32),
         ),
-        ("FSDPStrategy", "cpu_offload=torch.distributed.fsdp.CPUOffload(offload_params=True)", CPUOffload(True)),
+        ("FSDPStrategy", "cpu_offload", "CPUOffload(offload_params=True)", CPUOffload(True)),
     ],
 )
-def test_torchs_options_of_sharding_are_given_by_name_and_survive_a_file(
-    strategy: str, override: str, value: Any
-) -> None:
-    recipe = llm.llama_tiny.pretrain_recipe()
-    apply_overrides(recipe, [f"strategy=nemo2.{strategy}", f"strategy.{override}"])
-    name = override.partition("=")[0]
-    for one in (recipe, from_json(to_json(recipe))):
+def test_torchs_options_of_sharding_are_given_by_name_and_survive_a_file(strategy, name, text, value):
+    run = llm.llama_tiny.pretrain_recipe()
+    apply_overrides(run, [f"strategy=nemo2.{strategy}", f"strategy.{name}=torch.distributed.fsdp.{text}"])
+    for one in (run, from_json(to_json(run))):
         assert fdl.build(getattr(one.trainer.strategy, name)) == value
 
 

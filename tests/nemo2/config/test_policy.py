@@ -21,12 +21,21 @@ from nemo2.data.tokenizer import AutoTokenizer
 from nemo2.errors import ConfigError, SecurityError
 
 
+def layers(spec):
+    """A specification of layers with ``spec`` where Megatron-Core looks for the fusion behind attention."""
+    submodules = Config(TransformerLayerSubmodules, self_attn_bda=spec)
+    return Config(ModuleSpec, module=TransformerLayer, submodules=submodules)
+
+
 def in_a_recipe(spec):
-    """A recipe whose layers have ``spec`` where Megatron-Core looks for the fusion behind attention."""
-    layer = Config(TransformerLayerSubmodules, self_attn_bda=spec)
     config = Config(llm.GPTConfig, num_layers=1, hidden_size=8, num_attention_heads=1)
-    config.transformer_layer_spec = Config(ModuleSpec, module=TransformerLayer, submodules=layer)
+    config.transformer_layer_spec = layers(spec)
     return config
+
+
+def bomb(mark):
+    """Touches a file when Megatron-Core builds it."""
+    return Config(ModuleSpec, module=("os", "system"), params={"command": f"touch {mark}"})
 
 
 def forged(recipe, old, new):
@@ -38,12 +47,9 @@ def forged(recipe, old, new):
 
 def test_a_spec_that_names_a_command_is_refused_and_megatron_core_alone_would_run_it(tmp_path):
     mark = tmp_path / "mark"
-    spec = Config(ModuleSpec, module=("os", "system"), params={"command": f"touch {mark}"})
-    text = to_json(in_a_recipe(spec))
-    with pytest.raises(
-        SecurityError,
-        match=r"names os\.system, but nemo2 does not load it: transformer_layer_spec.submodules.self_attn_bda.module",
-    ):
+    text = to_json(in_a_recipe(bomb(mark)))
+    place = r"transformer_layer_spec.submodules.self_attn_bda.module"
+    with pytest.raises(SecurityError, match=rf"names os\.system, but nemo2 does not load it: {place}"):
         from_json(text)
     assert not mark.exists()
     unvetted = fdl.build(serialization.load_json(text))
@@ -81,13 +87,6 @@ def test_whatever_megatron_core_would_import_for_a_spec_is_refused(module):
         from_json(text)
 
 
-def test_a_pair_that_was_met_before_under_a_harmless_name_is_refused():
-    pair = ["os", "system"]
-    spec = Config(ModuleSpec, module=pair, params={"x": [pair]}, metainfo={"first": pair})
-    with pytest.raises(SecurityError, match=r"os\.system"):
-        from_json(to_json(Config(dict, a=[pair], b=in_a_recipe(spec), c=[pair])))
-
-
 def test_specs_that_name_layers_are_read_as_objects_and_as_text():
     recipe = in_a_recipe(get_bias_dropout_add)
     recipe.transformer_layer_spec.submodules.mlp = Config(
@@ -120,12 +119,25 @@ def test_a_quantizer_factory_by_name_is_refused(field):
         from_json(to_json(recipe))
 
 
-def test_units_of_megatron_fsdp_by_name_are_refused_one_by_one():
-    good = "megatron.core.transformer.transformer_layer.TransformerLayer"
-    assert from_json(to_json(Config(dict, fsdp_unit_modules=[good, good])))
-    for units in ([good, "os.system"], "os.system", ["os"]):
-        with pytest.raises(SecurityError, match="os"):
-            from_json(to_json(Config(dict, fsdp_unit_modules=units)))
+PAIR = ["os", "system"]
+MET_BEFORE = Config(ModuleSpec, module=PAIR, params={"x": [PAIR]}, metainfo={"first": PAIR})
+LAYER = "megatron.core.transformer.transformer_layer.TransformerLayer"
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        Config(dict, a=[PAIR], b=in_a_recipe(MET_BEFORE), c=[PAIR]),
+        Config(dict, fsdp_unit_modules=[LAYER, "os.system"]),
+        Config(dict, fsdp_unit_modules="os.system"),
+        Config(dict, fsdp_unit_modules=["os"]),
+    ],
+    ids=["met before under a harmless name", "one unit of several", "a unit", "a module"],
+)
+def test_a_name_is_refused_wherever_a_library_would_import_it(recipe):
+    assert from_json(to_json(Config(dict, fsdp_unit_modules=[LAYER, LAYER])))
+    with pytest.raises(SecurityError, match="os"):
+        from_json(to_json(recipe))
 
 
 @pytest.mark.parametrize("value", [True, 1, "yes"])
@@ -204,17 +216,9 @@ def test_the_commands_that_only_look_leave_no_mark(tmp_path, monkeypatch):
 
     from nemo2.cli.app import app
 
-    mark = tmp_path / "mark"
+    mark, folder = tmp_path / "mark", tmp_path / "run"
     recipe = llm.llama_tiny.pretrain_recipe()
-    recipe.model.config.transformer_layer_spec = Config(
-        ModuleSpec,
-        module=TransformerLayer,
-        submodules=Config(
-            TransformerLayerSubmodules,
-            self_attn_bda=Config(ModuleSpec, module=("os", "system"), params={"command": f"touch {mark}"}),
-        ),
-    )
-    folder = tmp_path / "run"
+    recipe.model.config.transformer_layer_spec = layers(bomb(mark))
     folder.mkdir()
     (folder / "recipe.json").write_text(to_json(recipe))
     monkeypatch.chdir(tmp_path)
@@ -256,28 +260,21 @@ def test_what_is_no_file_of_a_bearable_size_is_not_read_as_a_recipe(tmp_path, ki
         recipe_tree(str(file.parent) + os.sep)
 
 
-def test_the_description_of_a_checkpoint_is_vetted_like_a_recipe(tmp_path):
+def test_the_description_of_a_checkpoint_is_vetted_like_a_recipe_until_its_user_trusts_the_code(tmp_path):
     from nemo2.checkpoint.context import load_context
-
-    context = tmp_path / "context"
-    context.mkdir()
-    mark = tmp_path / "mark"
-    spec = Config(ModuleSpec, module=("os", "system"), params={"command": f"touch {mark}"})
-    (context / "model.json").write_text(to_json(Config(llm.GPTModel, in_a_recipe(spec))))
-    (context / "tokenizer.json").write_text(to_json(Config(AutoTokenizer, "x", trust_remote_code=True)))
-    for part in ("model", "tokenizer"):
-        with pytest.raises(SecurityError, match=r"os\.system|trust_remote_code"):
-            load_context(tmp_path, part)
-    assert not mark.exists()
-
-
-def test_generate_builds_a_tokenizer_with_code_of_its_own_only_when_told_to(tmp_path, monkeypatch):
     from nemo2.hugging_face.checkpoint import Checkpoint
 
-    context = tmp_path / "context"
+    context, mark = tmp_path / "context", tmp_path / "mark"
     context.mkdir()
+    (context / "model.json").write_text(to_json(Config(llm.GPTModel, in_a_recipe(bomb(mark)))))
     (context / "tokenizer.json").write_text(to_json(Config(AutoTokenizer, "x", trust_remote_code=True)))
     checkpoint = Checkpoint("nemo2", tmp_path, str(tmp_path))
-    with pytest.raises(SecurityError, match="trust_remote_code"):
-        checkpoint.tokenizer()
+    for read, what in (
+        (lambda: load_context(tmp_path, "model"), r"os\.system"),
+        (lambda: load_context(tmp_path, "tokenizer"), "trust_remote_code"),
+        (checkpoint.tokenizer, "trust_remote_code"),
+    ):
+        with pytest.raises(SecurityError, match=what):
+            read()
+    assert not mark.exists()
     assert checkpoint.tokenizer(trust_remote_code=True).trust_remote_code is True

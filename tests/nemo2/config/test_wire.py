@@ -7,9 +7,8 @@ import pytest
 import torch
 from fiddle._src.experimental.serialization import UnserializableValueError
 from nemo_run.core.serialization.yaml import YamlSerializer
-from nemo_run.core.serialization.zlib_json import ZlibJSONSerializer
 
-from support.config_samples import BigModel, Mode, Model, recipe
+from support.config_samples import BigModel, Mode, Model, recipe, sent
 
 DTYPES = sorted({str(value) for value in vars(torch).values() if isinstance(value, torch.dtype)})
 VALUES = [
@@ -33,11 +32,6 @@ VALUES = [
 ]
 
 
-def sent(config):
-    wire = ZlibJSONSerializer()
-    return wire.deserialize(wire.serialize(config))
-
-
 @pytest.mark.parametrize("value", VALUES, ids=lambda value: str(value).partition(" at 0x")[0])
 def test_values_arrive_as_they_were(value):
     r = recipe()
@@ -55,11 +49,12 @@ def test_every_dtype_arrives():
     assert len(arrived) >= 12 and all(one is other for one, other in zip(arrived, r.options, strict=True))
 
 
-def test_dtypes_inside_plain_nemo_run_configs_arrive():
+@pytest.mark.parametrize("act", [torch.nn.functional.gelu, pathlib.Path("x")])
+def test_dtypes_and_paths_inside_plain_nemo_run_configs_arrive(act):
     r = recipe()
-    r.model = run.Config(BigModel, dtype=torch.bfloat16, act=torch.nn.functional.gelu)
+    r.model = run.Config(BigModel, dtype=torch.bfloat16, act=act)
     arrived = sent(r)
-    assert arrived.model.dtype is torch.bfloat16 and arrived == r
+    assert arrived == r and arrived.model.dtype is torch.bfloat16 and arrived.model.act == act
 
 
 def test_a_list_used_twice_is_still_one_list():
@@ -68,12 +63,6 @@ def test_a_list_used_twice_is_still_one_list():
     r.options, r.trainer.devices = shared, shared
     arrived = sent(r)
     assert arrived.options is arrived.trainer.devices
-
-
-def test_paths_inside_plain_nemo_run_configs_arrive():
-    r = recipe()
-    r.model = run.Config(BigModel, act=pathlib.Path("x"))
-    assert sent(r) == r and sent(r).model.act == pathlib.Path("x")
 
 
 def test_a_foreign_recipe_is_not_promised_what_its_reader_could_not_read():

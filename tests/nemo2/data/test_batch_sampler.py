@@ -8,18 +8,9 @@ import pytest
 from nemo2.data.batch_sampler import EvalBatchSampler, StepBatchSampler
 from nemo2.data.batch_size import BatchSizeSchedule
 from nemo2.errors import ConfigError, DataError
+from support.small_corpora import megatron_batch_size
 
 RAMP = [4, 4, 40]  # 4, 8, 12 and 16 samples a step
-
-
-def megatron_batch_size(consumed, global_batch_size, rampup):
-    """Megatron-LM's batch-size ramp-up, as its num-microbatches calculator writes it."""
-    if rampup is None:
-        return global_batch_size
-    start, increment, samples = rampup
-    if consumed > samples:
-        return global_batch_size
-    return start + int(consumed / (samples / ((global_batch_size - start) // increment))) * increment
 
 
 def megatron_steps(indices, consumed, *, micro_batch_size, ranks, global_batch_size, rampup=None):
@@ -93,17 +84,7 @@ def test_an_epoch_shorter_than_a_pass_has_all_its_steps(order, overfit):
     assert short.samples_of_step(16 * 4) == (whole[1] if overfit else whole[4])
 
 
-def test_no_sample_is_repeated_or_skipped_within_a_pass():
-    for order in ("single", "cyclic"):
-        taken = [i for rank in range(2) for item in sampler(64, ranks=2, rank=rank, order=order) for i in item]
-        assert sorted(taken) == list(range(64))
-
-
-def test_the_samples_that_fill_no_global_batch_are_left_out_of_the_pass():
-    assert sorted(i for item in sampler(70) for i in item) == list(range(64))
-
-
-def test_cyclic_passes_differ_and_are_the_same_in_every_process():
+def test_cyclic_passes_differ_have_each_sample_once_and_are_the_same_in_every_process():
     first, second = (list(sampler(64, consumed=c, order="cyclic")) for c in (0, 64))
     assert first != second
     assert sorted(sum(first, [])) == sorted(sum(second, [])) == list(range(64))
@@ -151,21 +132,20 @@ def test_a_resume_with_another_batch_size_begins_at_the_sample_reached():
     assert max(max(item) for item in items) < 70
 
 
-def test_validation_starts_at_sample_zero_every_time_and_drops_the_incomplete_batch():
-    validation = EvalBatchSampler(total_samples=70, global_batch_size=16, micro_batch_size=2)
-    expected = megatron_steps(range(70), 0, micro_batch_size=2, ranks=1, global_batch_size=16)
-    for _ in range(2):
-        assert [micro_batches(item, 2) for item in validation] == [step[0] for step in expected]
-    assert len(validation) == len(expected) == 4
-
-
-def test_evaluation_shares_each_global_batch_over_the_ranks():
-    expected = megatron_steps(range(70), 0, micro_batch_size=2, ranks=4, global_batch_size=16)
-    for rank in range(4):
+@pytest.mark.parametrize("ranks", [1, 4])
+def test_validation_starts_at_sample_zero_every_time_and_shares_whole_batches_over_the_ranks(ranks):
+    expected = megatron_steps(range(70), 0, micro_batch_size=2, ranks=ranks, global_batch_size=16)
+    for rank in range(ranks):
         share = EvalBatchSampler(
-            total_samples=70, global_batch_size=16, micro_batch_size=2, data_parallel_rank=rank, data_parallel_size=4
+            total_samples=70,
+            global_batch_size=16,
+            micro_batch_size=2,
+            data_parallel_rank=rank,
+            data_parallel_size=ranks,
         )
-        assert [micro_batches(item, 2) for item in share] == [step[rank] for step in expected]
+        for _ in range(2):
+            assert [micro_batches(item, 2) for item in share] == [step[rank] for step in expected]
+        assert len(share) == len(expected) == 4
 
 
 def test_a_dataset_smaller_than_a_step_is_refused():

@@ -41,41 +41,28 @@ class Predictor(Recorder):
         return batch["tokens"]
 
 
-def fit(
-    directory,
-    steps,
-    *,
-    ckpt_path=None,
-    rampup=None,
-    num_train_samples=64,
-    num_val_samples=16,
-    num_workers=0,
-    **trainer_arguments,
-):
-    data = MockDataModule(
-        seq_length=4,
-        tokenizer=NullTokenizer(10_000),
-        micro_batch_size=2,
-        global_batch_size=8,
-        rampup_batch_size=rampup,
-        num_train_samples=num_train_samples,
-        num_val_samples=num_val_samples,
-        num_workers=num_workers,
-    )
+QUIET = {"accelerator": "cpu", "logger": False, "enable_progress_bar": False}
+
+
+def mock_data(**settings):
+    sizes = {"seq_length": 4, "micro_batch_size": 2, "global_batch_size": 8, "num_workers": 0}
+    return MockDataModule(**sizes | settings)
+
+
+def fit(directory, steps, *, ckpt_path=None, data=None, **trainer_arguments):
+    settings = {"tokenizer": NullTokenizer(10_000), "num_train_samples": 64, "num_val_samples": 16, **(data or {})}
     model = Recorder()
     trainer = pl.Trainer(
         max_steps=steps,
         strategy=TransformingStrategy(device="cpu"),
-        accelerator="cpu",
-        logger=False,
         enable_checkpointing=False,
-        enable_progress_bar=False,
         enable_model_summary=False,
         num_sanity_val_steps=0,
         default_root_dir=str(directory),
+        **QUIET,
         **trainer_arguments,
     )
-    trainer.fit(model, datamodule=data, ckpt_path=ckpt_path)
+    trainer.fit(model, datamodule=mock_data(**settings), ckpt_path=ckpt_path)
     path = directory / f"step{trainer.global_step}.ckpt"
     trainer.save_checkpoint(path)
     return model, path
@@ -88,9 +75,10 @@ class TestFit:
     @pytest.mark.parametrize("rampup", [None, [4, 4, 12]])
     @pytest.mark.parametrize("stop", [3, 8, 9])
     def test_a_resumed_run_sees_what_the_uninterrupted_one_saw(self, tmp_path, stop, rampup):
-        whole, _ = fit(tmp_path, 11, rampup=rampup)
-        begun, checkpoint = fit(tmp_path, stop, rampup=rampup)
-        resumed, _ = fit(tmp_path, 11, rampup=rampup, ckpt_path=checkpoint)
+        data = {"rampup_batch_size": rampup}
+        whole, _ = fit(tmp_path, 11, data=data)
+        begun, checkpoint = fit(tmp_path, stop, data=data)
+        resumed, _ = fit(tmp_path, 11, data=data, ckpt_path=checkpoint)
         assert begun.trained + resumed.trained == whole.trained
         assert begun.consumed + resumed.consumed == whole.consumed
         sizes = [len(step) for step in whole.trained]
@@ -98,7 +86,7 @@ class TestFit:
 
     def test_workers_that_read_ahead_lose_nothing_when_epochs_are_cut_short(self, tmp_path):
         whole, _ = fit(tmp_path, 8)
-        cut, _ = fit(tmp_path, 8, num_workers=1, limit_train_batches=3)
+        cut, _ = fit(tmp_path, 8, data={"num_workers": 1}, limit_train_batches=3)
         assert cut.trained == whole.trained
 
     @pytest.mark.parametrize("limit", [{"limit_train_batches": 3}, {"limit_train_batches": 0.4}])
@@ -109,10 +97,11 @@ class TestFit:
     @pytest.mark.parametrize("batches", [2, 0.25])
     def test_overfitting_repeats_the_first_batches(self, tmp_path, batches):
         whole, _ = fit(tmp_path, 2)
-        model, _ = fit(tmp_path, 6, overfit_batches=batches, num_val_samples=64)
+        options = {"overfit_batches": batches, "data": {"num_val_samples": 64}}
+        model, _ = fit(tmp_path, 6, **options)
         assert model.trained == whole.trained * 3
-        stopped, checkpoint = fit(tmp_path, 3, overfit_batches=batches, num_val_samples=64)
-        resumed, _ = fit(tmp_path, 6, overfit_batches=batches, num_val_samples=64, ckpt_path=checkpoint)
+        stopped, checkpoint = fit(tmp_path, 3, **options)
+        resumed, _ = fit(tmp_path, 6, **options, ckpt_path=checkpoint)
         assert stopped.trained + resumed.trained == model.trained
 
     def test_validation_runs_the_same_batches_each_time(self, tmp_path):
@@ -127,12 +116,10 @@ class TestFit:
             def write_on_batch_end(self, trainer, module, prediction, indices, batch, batch_idx, dataloader_idx):
                 batches.append((len(batch["tokens"]), indices))
 
-        data = MockDataModule(seq_length=4, micro_batch_size=2, global_batch_size=8, num_val_samples=18, num_workers=0)
+        data = mock_data(num_val_samples=18)
         data.predict_dataloader = data.val_dataloader
-        trainer = pl.Trainer(
-            strategy=TransformingStrategy(device="cpu"), accelerator="cpu", logger=False, enable_progress_bar=False,
-            callbacks=[Writer("batch")], default_root_dir=str(tmp_path),
-        )  # fmt: skip
+        strategy = TransformingStrategy(device="cpu")
+        trainer = pl.Trainer(strategy=strategy, callbacks=[Writer("batch")], default_root_dir=str(tmp_path), **QUIET)
         trainer.predict(Predictor(), datamodule=data)
         assert batches == [(8, list(range(8))), (8, list(range(8, 16)))]
 

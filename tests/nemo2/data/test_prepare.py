@@ -19,6 +19,7 @@ from nemo2.data.stdlib import prepare_demo_data, python_stdlib_corpus
 from nemo2.data.token_files import read_sidecar
 from nemo2.data.tokenizer import BPETokenizer, ByteTokenizer
 from nemo2.errors import ConfigError, DataError, OutputExists
+from support.small_chats import StrictTokenizer
 
 BYTES = ByteTokenizer()
 
@@ -52,13 +53,14 @@ def test_files_and_lines_become_documents_in_order(tmp_path):
     assert sorted(p.name for p in (tmp_path / "out").iterdir()) == ["data.bin", "data.idx", "data.json"]
 
 
-def test_the_sidecar_describes_the_files(tmp_path):
+def test_the_sidecar_describes_the_files_and_a_bar_changes_nothing(tmp_path):
     (tmp_path / "a.txt").write_text("hello")
     prepared = prepare_data(tmp_path / "a.txt", tmp_path / "d", BYTES)
     assert read_sidecar(tmp_path / "d") == prepared
     for suffix in ("bin", "idx"):
         assert hashlib.sha256((tmp_path / f"d.{suffix}").read_bytes()).hexdigest() == prepared.sha256[suffix]
     assert prepared.max_token_id == 256 and prepared.characters == 5
+    assert prepare_data(tmp_path / "a.txt", tmp_path / "x", BYTES, progress=True).sha256 == prepared.sha256
     (tmp_path / "d.bin").write_bytes(b"other")
     assert read_sidecar(tmp_path / "d") is None  # it belongs to other files now
 
@@ -94,18 +96,6 @@ def test_a_bad_line_is_named_or_skipped_and_counted(tmp_path, line, words):
     assert "l.jsonl:2" in prepared.skipped_examples[0]
 
 
-def test_skipping_has_a_limit(tmp_path):
-    lines = jsonl(tmp_path / "l.jsonl", {"text": "one"}, *[b"{"] * 5)
-    with pytest.raises(DataError, match="More than max_bad_lines=4 .*l.jsonl:2"):
-        prepare_data(lines, tmp_path / "d", BYTES, on_bad_line="skip", max_bad_lines=4)
-
-
-def test_a_file_that_is_not_text_is_named_with_the_line(tmp_path):
-    (tmp_path / "a.txt").write_bytes(b"fine\nfine\n\xff\xfe")
-    with pytest.raises(DataError, match=r"a\.txt:3: not UTF-8"):
-        prepare_data(tmp_path / "a.txt", tmp_path / "d", BYTES)
-
-
 def test_byte_order_marks_nul_and_long_lines_pass(tmp_path):
     (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbfbom\x00" + b"x" * 2_000_000)
     prepare_data(tmp_path / "a.txt", tmp_path / "d", BYTES)
@@ -120,23 +110,29 @@ def test_other_keys_and_no_end_of_document(tmp_path):
     assert prepared.eod is None
 
 
-def test_nothing_to_write_is_an_error(tmp_path):
-    (tmp_path / "a.txt").write_text("")
-    with pytest.raises(DataError, match="No text in 1 input file: 1 empty"):
-        prepare_data(tmp_path / "a.txt", tmp_path / "d", BYTES)
-    with pytest.raises(DataError, match=r"nowhere\*: this is no file"):
-        prepare_data(str(tmp_path / "nowhere*"), tmp_path / "d", BYTES)
-    with pytest.raises(ConfigError, match="on_bad_line='maybe'"):
-        prepare_data(tmp_path / "a.txt", tmp_path / "d", BYTES, on_bad_line="maybe")
+@pytest.mark.parametrize(
+    ("text", "arguments", "error", "words"),
+    [
+        (b"", {}, DataError, "No text in 1 input file: 1 empty"),
+        (b"fine\nfine\n\xff\xfe", {}, DataError, r"a\.txt:3: not UTF-8"),
+        (b"x", {"source": "nowhere*"}, DataError, r"nowhere\*: this is no file"),
+        (b"x", {"on_bad_line": "maybe"}, ConfigError, "on_bad_line='maybe'"),
+        (b"x", {"output": "a.txt/d"}, ConfigError, r"a\.txt is a file, not a directory"),
+        (b"x", {"output": "pipe"}, ConfigError, r"pipe\.idx is a device or pipe"),
+    ],
+)
+def test_what_cannot_be_read_or_written_is_named(tmp_path, text, arguments, error, words):
+    (tmp_path / "a.txt").write_bytes(text)
+    os.mkfifo(tmp_path / "pipe.idx")
+    options = {"source": "a.txt", "output": "d", **arguments}
+    with pytest.raises(error, match=words):
+        prepare_data(str(tmp_path / options.pop("source")), tmp_path / options.pop("output"), BYTES, **options)
 
 
-def test_a_place_that_cannot_be_written_is_an_error(tmp_path):
-    (tmp_path / "a.txt").write_text("x")
-    with pytest.raises(ConfigError, match=r"a\.txt is a file, not a directory"):
-        prepare_data(tmp_path / "a.txt", tmp_path / "a.txt" / "d", BYTES)
-    os.mkfifo(tmp_path / "d.idx")
-    with pytest.raises(ConfigError, match=r"d\.idx is a device or pipe"):
-        prepare_data(tmp_path / "a.txt", tmp_path / "d", BYTES)
+def test_skipping_has_a_limit(tmp_path):
+    lines = jsonl(tmp_path / "l.jsonl", {"text": "one"}, *[b"{"] * 5)
+    with pytest.raises(DataError, match="More than max_bad_lines=4 .*l.jsonl:2"):
+        prepare_data(lines, tmp_path / "d", BYTES, on_bad_line="skip", max_bad_lines=4)
 
 
 def test_the_temporary_files_of_a_killed_writer_are_deleted_by_the_next_and_those_of_a_living_one_are_not(tmp_path):
@@ -174,12 +170,6 @@ def test_an_interrupted_run_leaves_the_earlier_files(tmp_path, monkeypatch):
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a.txt", "d.bin", "d.idx", "d.json"]
 
 
-def test_the_bar_changes_nothing_but_the_terminal(tmp_path):
-    (tmp_path / "a.txt").write_text("hello")
-    with_bar = prepare_data(tmp_path / "a.txt", tmp_path / "x", BYTES, progress=True)
-    assert with_bar.sha256 == prepare_data(tmp_path / "a.txt", tmp_path / "y", BYTES).sha256
-
-
 def test_a_file_named_twice_is_read_once(tmp_path):
     (tmp_path / "a.txt").write_text("x")
     assert find_files([tmp_path / "a.txt", tmp_path, str(tmp_path / "*.txt")]) == [tmp_path / "a.txt"]
@@ -205,21 +195,14 @@ def test_the_demo_data_is_made_once_and_found_again(tmp_path, monkeypatch):
     assert train.tokens > 5 * validation.tokens > 0
     dataset = IndexedDataset(data.train)
     assert "import" in tokenizer.ids_to_text(np.concatenate([dataset[i] for i in range(5)]))
-
-    def never(*args, **kwargs):
-        raise AssertionError("made again")
-
-    monkeypatch.setattr("nemo2.data.bpe.train_bpe", never)
+    monkeypatch.setattr("nemo2.data.bpe.train_bpe", None)  # it would fail if it were called again
     assert prepare_demo_data(tmp_path, vocab_size=512, max_bytes=400_000) == data
-
-
-def prepare_here(directory):
-    return prepare_demo_data(directory, vocab_size=512, max_bytes=200_000)
 
 
 @pytest.mark.quick
 def test_two_ranks_preparing_at_once_get_the_same_finished_files(tmp_path, run_on_ranks):
-    first, second = run_on_ranks(prepare_here, 2, tmp_path, init_process_group=False)
+    small = {"vocab_size": 512, "max_bytes": 200_000}
+    first, second = run_on_ranks(prepare_demo_data, 2, tmp_path, init_process_group=False, **small)
     assert first == second
     assert read_sidecar(first.train).documents > 0
 
@@ -236,7 +219,7 @@ def test_two_ranks_preparing_at_once_get_the_same_finished_files(tmp_path, run_o
 )
 def test_records_are_documents_whatever_their_file(tmp_path, name, text):
     (tmp_path / name).write_text(text)
-    prepared = prepare_data(tmp_path / name, tmp_path / "out", ByteTokenizer())
+    prepared = prepare_data(tmp_path / name, tmp_path / "out", BYTES)
     assert (prepared.documents, prepared.characters) == (2, 6)
 
 
@@ -245,40 +228,31 @@ def test_records_without_text_are_not_tokenized_as_syntax(tmp_path, name):
     text = {"a.csv": "question\nwhat?\n"}.get(name, '{"question": "what?"}\n')
     (tmp_path / name).write_text(text)
     with pytest.raises(DataError, match=r"a\..*(its keys are: question. Name one with text_key|which is not text)"):
-        prepare_data(tmp_path / name, tmp_path / "out", ByteTokenizer())
+        prepare_data(tmp_path / name, tmp_path / "out", BYTES)
 
 
 @pytest.mark.parametrize("policy", ["fail", "skip"])
 @pytest.mark.parametrize("many", [False, True], ids=["one by one", "in batches"])
 def test_a_document_that_the_tokenizer_refuses_is_named_or_skipped(tmp_path, policy, many):
-    class Strict(ByteTokenizer):
-        def text_to_ids(self, text):
-            if "poison" in text:
-                raise RuntimeError("panic")
-            return super().text_to_ids(text)
-
-    class Batched(Strict):
+    class Batched(StrictTokenizer):
         def texts_to_ids(self, texts):
             return [self.text_to_ids(text) for text in texts]
 
-    lines = [json.dumps({"text": text}) for text in ("one", "half \ud83d", "poison", "two")]
-    (tmp_path / "a.jsonl").write_text("\n".join(lines))
-    tokenizer = Batched() if many else Strict()
+    lines = jsonl(tmp_path / "a.jsonl", *[{"text": text} for text in ("one", "half \ud83d", "poison", "two")])
+    tokenizer = Batched() if many else StrictTokenizer()
     if policy == "fail":
         with pytest.raises(DataError, match=r"a.jsonl:2: character 6 is \\ud83d, half of a surrogate pair"):
-            prepare_data(tmp_path / "a.jsonl", tmp_path / "out", tokenizer)
+            prepare_data(lines, tmp_path / "out", tokenizer)
         return
-    prepared = prepare_data(tmp_path / "a.jsonl", tmp_path / "out", tokenizer, on_bad_line="skip")
+    prepared = prepare_data(lines, tmp_path / "out", tokenizer, on_bad_line="skip")
     assert (prepared.documents, prepared.skipped_documents) == (2, 2)
     assert "a.jsonl:3: the tokenizer fails: RuntimeError: panic" in prepared.skipped_examples[1]
 
 
 def test_special_tokens_that_a_text_spells_are_counted(tmp_path):
-    (tmp_path / "a.jsonl").write_text(
-        "\n".join(json.dumps({"text": text}) for text in ("one", "<|endoftext|> two", "three"))
-    )
+    lines = jsonl(tmp_path / "a.jsonl", *[{"text": text} for text in ("one", "<|endoftext|> two", "three")])
     tokenizer = train_bpe(iter(["one two three"]), 300, tmp_path / "tokenizer.json")
-    prepared = prepare_data(tmp_path / "a.jsonl", tmp_path / "out", tokenizer)
+    prepared = prepare_data(lines, tmp_path / "out", tokenizer)
     assert (prepared.documents, prepared.documents_with_special_tokens) == (3, 1)
 
 
@@ -286,7 +260,9 @@ def test_text_without_tokens_is_counted(tmp_path):
     from tokenizers import Tokenizer, models
 
     Tokenizer(models.BPE({"<unk>": 0, "a": 1, "b": 2}, [], unk_token="<unk>")).save(str(tmp_path / "tokenizer.json"))
-    (tmp_path / "a.jsonl").write_text('{"text": "ab"}\n{"text": "a\u00e9"}\n')
-    tokenizer = BPETokenizer(tmp_path / "tokenizer.json")
-    prepared = prepare_data(tmp_path / "a.jsonl", tmp_path / "out", tokenizer, append_eod=False)
+    lines, tokenizer = (
+        jsonl(tmp_path / "a.jsonl", {"text": "ab"}, {"text": "a\u00e9"}),
+        BPETokenizer(tmp_path / "tokenizer.json"),
+    )
+    prepared = prepare_data(lines, tmp_path / "out", tokenizer, append_eod=False)
     assert (prepared.documents, prepared.documents_with_unknown_text) == (2, 1)

@@ -39,10 +39,13 @@ def calculator_after():
     calculator.destroy_num_microbatches_calculator()
 
 
-def test_an_item_is_the_collated_share_of_one_global_batch():
-    items = list(make().transform_dataloader(DataLoader(Numbers(20))))
-    assert [item["tokens"].shape for item in items] == [(8, 3), (8, 3)]
-    assert [rows(item) for item in items] == [list(range(8)), list(range(8, 16))]
+@pytest.mark.parametrize(("consumed", "first"), [(0, 0), (16, 16)])
+def test_an_item_is_the_collated_share_of_one_global_batch_from_the_consumed_samples_on(consumed, first):
+    sampler = make()
+    items = list(sampler.transform_dataloader(DataLoader(Numbers(32)), consumed_samples=consumed))
+    assert {item["tokens"].shape for item in items} == {(8, 3)}
+    assert [rows(item) for item in items] == [list(range(start, start + 8)) for start in range(first, 32, 8)]
+    assert sampler.consumed_samples == consumed
 
 
 def test_data_parallel_ranks_share_out_the_global_batch(monkeypatch):
@@ -55,13 +58,6 @@ def test_data_parallel_ranks_share_out_the_global_batch(monkeypatch):
         monkeypatch.setattr(parallel_state, "get_data_parallel_rank", lambda rank=rank: rank)
         shares.append([rows(item) for item in make().transform_dataloader(DataLoader(Numbers(8)))])
     assert shares == [[[0, 1, 4, 5]], [[2, 3, 6, 7]]]
-
-
-def test_training_begins_at_the_consumed_samples():
-    sampler = make()
-    loader = sampler.transform_dataloader(DataLoader(Numbers(32)), consumed_samples=16)
-    assert rows(next(iter(loader))) == list(range(16, 24))
-    assert sampler.consumed_samples == 16
 
 
 @pytest.mark.parametrize("rampup", [None, [4, 4, 12]])
@@ -120,18 +116,11 @@ def test_the_loaders_own_settings_survive():
     def collate(samples):
         return [int(sample["tokens"][0]) for sample in samples]
 
-    before = DataLoader(
-        Numbers(16),
-        batch_size=5,
-        collate_fn=collate,
-        num_workers=1,
-        prefetch_factor=3,
-        persistent_workers=True,
-        timeout=7,
-    )
+    settings = {"num_workers": 1, "prefetch_factor": 3, "persistent_workers": True, "timeout": 7, "collate_fn": collate}
+    before = DataLoader(Numbers(16), batch_size=5, **settings)
     after = make().transform_dataloader(before)
     assert next(iter(after)) == list(range(8))
-    for name in ("collate_fn", "num_workers", "prefetch_factor", "persistent_workers", "timeout", "pin_memory"):
+    for name in (*settings, "pin_memory"):
         assert getattr(after, name) == getattr(before, name), name
 
 
@@ -186,13 +175,9 @@ def test_the_calculator_follows_the_ramp_up(calculator_after):
         ({"micro_batch_size": 0}, "micro_batch_size=0"),
         ({"global_batch_size": -8}, "global_batch_size=-8"),
         ({"micro_batch": 2}, "did you mean 'micro_batch_size'"),
+        ({"micro_batch_size": 3}, "nearest: 6 or 9"),
     ],
 )
-def test_wrong_settings_are_refused_in_words(kwargs, words):
+def test_wrong_settings_are_refused_in_words(calculator_after, kwargs, words):
     with pytest.raises(ConfigError, match=words):
-        make(**kwargs)
-
-
-def test_set_up_refuses_a_batch_that_does_not_divide(calculator_after):
-    with pytest.raises(ConfigError, match="nearest: 6 or 9"):
-        make(micro_batch_size=3).setup(global_rank=0)
+        make(**kwargs).setup(global_rank=0)

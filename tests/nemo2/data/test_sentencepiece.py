@@ -49,15 +49,25 @@ def test_workers_and_indexes_know_the_file_by_its_contents() -> None:
     assert files_of(tokenizer) == {"bpe.model": FOLDER / "bpe.model"}, "it travels with a checkpoint"
 
 
-def test_what_is_no_model_is_refused(tmp_path) -> None:
-    with pytest.raises(DataError, match="can't be read"):
-        _ = SentencePieceTokenizer(tmp_path / "none.model").vocab_size
-    whole = (FOLDER / "bpe.model").read_bytes()
-    for number, content in enumerate((b"", b"not a model, but a text", whole[:-7], whole[:1000])):
-        file = tmp_path / f"{number}.model"
-        file.write_bytes(content)
-        with pytest.raises(DataError, match="is not a SentencePiece model"):
-            _ = SentencePieceTokenizer(file).vocab_size
+WHOLE = (FOLDER / "bpe.model").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (None, "can't be read"),
+        *[
+            (content, "is not a SentencePiece model")
+            for content in (b"", b"not a model, but a text", WHOLE[:-7], WHOLE[:1000])
+        ],
+        (b"IQ== 0\nIg== 1\nIw== 2\n", "tiktoken"),
+    ],
+)
+def test_what_is_no_model_is_refused(tmp_path: Path, content: bytes | None, words: str) -> None:
+    if content is not None:
+        (tmp_path / "tokenizer.model").write_bytes(content)
+    with pytest.raises(DataError, match=words):
+        _ = SentencePieceTokenizer(tmp_path / "tokenizer.model").vocab_size
 
 
 @pytest.mark.parametrize(
@@ -112,9 +122,3 @@ def test_a_normalizer_composes_what_a_text_decomposes(tmp_path: Path) -> None:
         ids = tokenizer.text_to_ids(unicodedata.normalize("NFD", text))
         assert ids == tokenizer.text_to_ids(text) and tokenizer.unk_id not in ids
         assert tokenizer.ids_to_text(ids) == unicodedata.normalize("NFKC", text)
-
-
-def test_a_file_of_tiktoken_is_recognised(tmp_path: Path) -> None:
-    (tmp_path / "tokenizer.model").write_bytes(b"IQ== 0\nIg== 1\nIw== 2\n")
-    with pytest.raises(DataError, match="tiktoken"):
-        _ = SentencePieceTokenizer(tmp_path / "tokenizer.model").vocab_size

@@ -47,7 +47,7 @@ def test_a_chat_keeps_the_template_s_tokens_and_spells_those_of_the_data(tokeniz
 
 
 def test_a_record_without_special_tokens_has_the_same_ids_either_way(tokenizer: AutoTokenizer) -> None:
-    record = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b <| c"}]}
+    record = small_chats.say(("user", "a"), ("assistant", "b <| c"))
     one, other = (ChatEncoder(tokenizer, special_as_text=flag).encode(record) for flag in (False, True))
     assert one == other
 
@@ -103,10 +103,9 @@ class Spelling(Tokenizer):
 
 def test_a_tokenizer_without_a_way_is_refused(tmp_path: Path) -> None:
     (tmp_path / "one.txt").write_text("an <|end|>")
+    options: Any = {"append_eod": False, "on_special_token": "text"}
     with pytest.raises(ConfigError, match="on_special_token='text'"):
-        prepare_data(
-            str(tmp_path / "one.txt"), tmp_path / "data", Spelling(), append_eod=False, on_special_token="text"
-        )
+        prepare_data(str(tmp_path / "one.txt"), tmp_path / "data", Spelling(), **options)
 
 
 def test_a_tokenizer_that_changes_what_follows_a_special_token_is_refused(tmp_path: Path) -> None:
@@ -116,11 +115,7 @@ def test_a_tokenizer_that_changes_what_follows_a_special_token_is_refused(tmp_pa
     backend = small_chats.make_tokenizer(tmp_path / "plain").backend
     backend.add_special_tokens([AddedToken("<|strip|>", lstrip=True, rstrip=True, special=True)])
     PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<|im_end|>").save_pretrained(tmp_path / "odd")
-    encoder = ChatEncoder(
-        AutoTokenizer(str(tmp_path / "odd")),
-        chat_template="{% for m in messages %}{{ m.role }} <|strip|> {{ m.content }}<|im_end|>{% endfor %}",
-        special_as_text=True,
-    )
-    record = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": SPOKEN}]}
+    template = "{% for m in messages %}{{ m.role }} <|strip|> {{ m.content }}<|im_end|>{% endfor %}"
+    encoder = ChatEncoder(AutoTokenizer(str(tmp_path / "odd")), chat_template=template, special_as_text=True)
     with pytest.raises(Malformed, match="on_special_token"):
-        encoder.encode(record)
+        encoder.encode(small_chats.say(("user", "a"), ("assistant", SPOKEN)))

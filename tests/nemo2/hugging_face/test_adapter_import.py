@@ -7,11 +7,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
+from nemo2.checkpoint.context import load_context
+from nemo2.checkpoint.directory import read_manifest
+from nemo2.cli.app import app
 from nemo2.errors import CheckpointError, ConfigError, Nemo2Error
+from nemo2.hugging_face.adapter_import import import_adapter
+from nemo2.hugging_face.adapters import export_adapter
+from nemo2.hugging_face.api import import_ckpt
 from support import nightly, small_runs
-from support.peft_models import logits_of, made_by_peft, steps
+from support.peft_models import logits_of, logits_of_checkpoint, made_by_peft, steps
 from support.tiny_releases import released
 
 ALL = "all-linear"
@@ -74,29 +82,9 @@ DAILY = (
 STEPS, RATE = 3, 1e-3
 
 
-def ours(checkpoint: Path) -> Any:
-    import torch
-
-    from nemo2.checkpoint.context import load_context
-    from nemo2.training.strategies.set_up import set_up
-
-    trainer = small_runs.build_trainer(max_steps=1)
-    model = load_context(checkpoint, "model")
-    tokens = small_runs.global_batch(0, 4)["tokens"]
-    with set_up(trainer, model, checkpoint=checkpoint) as parallel, torch.no_grad():
-        core: Any = parallel.unwrapped[0].eval()
-        found = core(tokens, torch.arange(tokens.shape[1]).expand_as(tokens), None).clone()
-    small_runs.release()
-    return found
-
-
 def compared(directory: str, name: str) -> dict[str, Any]:
     import peft
     import transformers
-
-    from nemo2.checkpoint.context import load_context
-    from nemo2.hugging_face.adapters import export_adapter
-    from nemo2.hugging_face.api import import_ckpt
 
     family, settings = CASES[name]
     folder = released(directory, family)
@@ -109,24 +97,18 @@ def compared(directory: str, name: str) -> dict[str, Any]:
     exported = export_adapter(imported, f"{place}/out")
     base = transformers.AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager")
     again = peft.PeftModel.from_pretrained(base, str(exported)).eval()
-    found = {
-        "kind": type(method).__name__,
-        "imported": float((ours(imported) - wanted).abs().max()) / scale,
-        "exported": float((logits_of(again) - wanted).abs().max()) / scale,
-        "without": float((logits_of(again.get_base_model()) - wanted).abs().max()) / scale,
-    }
+    said = {"imported": logits_of_checkpoint(imported), "exported": logits_of(again)}
     with again.disable_adapter():
-        found["without"] = float((logits_of(again) - wanted).abs().max()) / scale
-    if name in TRAINED:
-        found |= trained(folder, theirs, imported, method, f"{place}/on")
-    return found
+        said["without"] = logits_of(again)
+    differences = {how: float((logits - wanted).abs().max()) / scale for how, logits in said.items()}
+    run = trained(folder, theirs, imported, method, f"{place}/on") if name in TRAINED else {}
+    return {"kind": type(method).__name__, **differences, **run}
 
 
 def trained(folder: str, theirs: Any, imported: Path, method: Any, place: str) -> dict[str, Any]:
     """Three steps of ours from the imported checkpoint, and three of peft's."""
 
     from nemo2.checkpoint.auto_resume import RestoreConfig
-    from nemo2.checkpoint.directory import read_manifest
     from nemo2.checkpoint.model_checkpoint import ModelCheckpoint
     from support.tiny_releases import model_of
 
@@ -159,25 +141,19 @@ def all_compared(directory: str, names: list[str]) -> dict[str, Any]:
 
 def over_a_checkpoint(directory: str) -> dict[str, Any]:
     """The same adapter over the imported release."""
-    from nemo2.checkpoint.directory import read_manifest
-    from nemo2.hugging_face.api import import_ckpt
-
     base = import_ckpt(None, released(directory, "llama"), f"{directory}/base")
     place = f"{directory}/DoRA of some parts"
     imported = import_ckpt(None, f"{place}/theirs", f"{place}/over ours", base_model=str(base))
     manifest = read_manifest(imported)
     assert manifest is not None
-    difference = (ours(imported) - ours(Path(f"{place}/ours"))).abs().max()
+    difference = (logits_of_checkpoint(imported) - logits_of_checkpoint(Path(f"{place}/ours"))).abs().max()
     return {"part of": manifest.part_of, "base": str(base), "difference": float(difference)}
 
 
 def with_another_base(directory: str) -> list[str]:
     """What is said where the base has been changed since, a release and a checkpoint."""
-    import torch
-    from safetensors.torch import load_file, save_file
 
     from nemo2.checkpoint.forms.form import digest_of_base
-    from nemo2.hugging_face.api import import_ckpt
 
     said = []
     folder = Path(released(directory, "llama"))
@@ -189,11 +165,10 @@ def with_another_base(directory: str) -> list[str]:
     import_ckpt(None, str(folder), f"{directory}/base")
     for place in ("ours", "over ours"):
         try:
-            ours(Path(f"{directory}/DoRA of some parts/{place}"))
+            logits_of_checkpoint(Path(f"{directory}/DoRA of some parts/{place}"))
             said.append("nothing")
         except Nemo2Error as error:
             said.append(str(error))
-        small_runs.release()
     return said
 
 
@@ -253,10 +228,20 @@ def change(adapter: Path, **settings: Any) -> None:
 
 
 def rewrite(adapter: Path, function: Any) -> None:
-    from safetensors.torch import load_file, save_file
-
     file = adapter / "adapter_model.safetensors"
     save_file(function(load_file(file)), file)
+
+
+def replace_each(function: Any) -> Any:
+    """``function``: of a tensor's name and value, the pair in its place, or None."""
+    return lambda adapter: rewrite(
+        adapter, lambda tensors: dict(filter(None, (function(*one) for one in tensors.items())))
+    )
+
+
+def add(name: str, *shape: int) -> Any:
+    named = {f"base_model.model.model.{name}": torch.ones(shape)}
+    return lambda adapter: rewrite(adapter, lambda tensors: tensors | named)
 
 
 @pytest.mark.parametrize(
@@ -275,8 +260,6 @@ def rewrite(adapter: Path, function: Any) -> None:
     ],
 )
 def test_what_our_methods_have_not_got_is_refused_by_field_and_value(adapter, tmp_path, field, value):
-    from nemo2.hugging_face.adapter_import import import_adapter
-
     change(adapter, **{field: value})
     with pytest.raises(ConfigError) as error:
         import_adapter(adapter, tmp_path / "out")
@@ -284,79 +267,37 @@ def test_what_our_methods_have_not_got_is_refused_by_field_and_value(adapter, tm
     assert not (tmp_path / "out").exists()
 
 
-def bad_pickle(adapter: Path) -> None:
-    (adapter / "adapter_model.safetensors").rename(adapter / "adapter_model.bin")
-
-
-def without_a(adapter: Path) -> None:
-    rewrite(
-        adapter,
-        lambda tensors: {name: one for name, one in tensors.items() if "0.self_attn.q_proj.lora_A" not in name},
-    )
-
-
-def of_a_wider_norm(adapter: Path) -> None:
-    import torch
-
-    rewrite(adapter, lambda tensors: {**tensors, "base_model.model.model.norm.weight": torch.ones(48)})
-
-
-def of_a_layer_that_has_one(adapter: Path) -> None:
-    import torch
-
-    key = "base_model.model.model.layers.0.self_attn.k_proj.weight"
-    rewrite(adapter, lambda tensors: {**tensors, key: torch.ones(16, 32)})
-
-
-def of_something_else(adapter: Path) -> None:
-    import torch
-
-    rewrite(adapter, lambda tensors: {**tensors, "base_model.model.model.prompt_embeddings": torch.ones(4, 32)})
-
-
-def of_another_layer(adapter: Path) -> None:
-    rewrite(adapter, lambda tensors: {name.replace("layers.1", "layers.7"): one for name, one in tensors.items()})
-
-
-def wider(adapter: Path) -> None:
-    rewrite(
-        adapter, lambda tensors: {name: one if "lora_B" in name else one.repeat(1, 2) for name, one in tensors.items()}
-    )
-
-
-def not_finite(adapter: Path) -> None:
-    rewrite(adapter, lambda tensors: {name: one * float("nan") for name, one in tensors.items()})
-
-
-def of_another_rank(adapter: Path) -> None:
-    change(adapter, r=8)
-
-
-def of_no_base(adapter: Path) -> None:
-    change(adapter, base_model_name_or_path=None)
-
-
-BAD = {
-    "a pickle": (bad_pickle, "adapter_model.bin"),
-    "one factor": (without_a, "lacks lora_A"),
-    "a wider norm": (of_a_wider_norm, "model.norm.weight is [48] in the adapter, but [32] in the base"),
+BAD: dict[str, tuple[Any, str]] = {
+    "a pickle": (
+        lambda adapter: (adapter / "adapter_model.safetensors").rename(adapter / "adapter_model.bin"),
+        "adapter_model.bin",
+    ),
+    "one factor": (
+        replace_each(lambda name, one: None if "0.self_attn.q_proj.lora_A" in name else (name, one)),
+        "lacks lora_A",
+    ),
+    "a wider norm": (add("norm.weight", 48), "model.norm.weight is [48] in the adapter, but [32] in the base"),
     "in full and by additions": (
-        of_a_layer_that_has_one,
+        add("layers.0.self_attn.k_proj.weight", 16, 32),
         "self_attention.linear_qkv in full, and peft.target_modules",
     ),
-    "neither of both": (of_something_else, "prompt_embeddings is neither an adapter"),
-    "a layer that isn't there": (of_another_layer, "model.layers.7.self_attn.q_proj"),
-    "a wider model": (wider, "trained on a model of another size"),
-    "not a number": (not_finite, "not finite numbers"),
-    "another rank": (of_another_rank, "gives it rank 8"),
-    "no base": (of_no_base, "base_model_name_or_path"),
+    "neither of both": (add("prompt_embeddings", 4, 32), "prompt_embeddings is neither an adapter"),
+    "a layer that isn't there": (
+        replace_each(lambda name, one: (name.replace("layers.1", "layers.7"), one)),
+        "model.layers.7.self_attn.q_proj",
+    ),
+    "a wider model": (
+        replace_each(lambda name, one: (name, one if "lora_B" in name else one.repeat(1, 2))),
+        "trained on a model of another size",
+    ),
+    "not a number": (replace_each(lambda name, one: (name, one * float("nan"))), "not finite numbers"),
+    "another rank": (lambda adapter: change(adapter, r=8), "gives it rank 8"),
+    "no base": (lambda adapter: change(adapter, base_model_name_or_path=None), "base_model_name_or_path"),
 }
 
 
 @pytest.mark.parametrize("name", BAD)
 def test_the_command_refuses_adapters_that_do_not_fit_and_writes_nothing(adapter, tmp_path, name):
-    from nemo2.cli.app import app
-
     spoil, words = BAD[name]
     spoil(adapter)
     with pytest.raises((CheckpointError, ConfigError), match=".*") as error:
@@ -371,24 +312,18 @@ def test_the_command_refuses_adapters_that_do_not_fit_and_writes_nothing(adapter
 
 
 def test_the_command_imports_an_adapter_and_says_what_may_follow(adapter, made, tmp_path):
-    from nemo2.cli.app import app
-
     result = CliRunner().invoke(app, ["import", str(adapter), "--output", str(tmp_path / "out"), "--base", made[0]])
     assert result.exit_code == 0, result.output
     assert f"nemo2 export {tmp_path / 'out'} --merge" in result.output
 
 
 def test_a_base_is_refused_where_there_is_no_adapter(made, tmp_path):
-    from nemo2.hugging_face.api import import_ckpt
-
     with pytest.raises(ConfigError, match="base_model='elsewhere'"):
         import_ckpt(None, made[0], tmp_path / "out", base_model="elsewhere")
 
 
 @pytest.mark.parametrize("saved", [["embed_tokens"], ["lm_head"], ["embed_tokens", "lm_head"]])
 def test_a_tied_embedding_that_an_adapter_has_parted_from_the_output_layer_is_refused(tmp_path, saved):
-    from nemo2.hugging_face.adapter_import import import_adapter
-
     folder = released(str(tmp_path), "llama, tied")
     made_by_peft(folder, str(tmp_path / "adapter"), target_modules=["q_proj"], modules_to_save=saved)
     with pytest.raises(ConfigError, match="embedding and the output layer are one tensor"):

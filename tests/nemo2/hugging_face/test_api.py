@@ -2,13 +2,14 @@
 """Weights in and out as a user moves them: by command, `llm.import_ckpt` and `llm.export_ckpt`; transformers is the judge."""
 
 import json
-import os
+import shutil
 from pathlib import Path
 from typing import Any
 
 import fiddle as fdl
 import pytest
 import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from typer.testing import CliRunner
 
 import nemo2 as nl
@@ -39,7 +40,6 @@ pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled:Us
 def make_tokenizer(folder: Path, words: int = 64) -> None:
     """A tokenizer of so many words with a chat template, as transformers saves it."""
     from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
 
     known = ["<unk>", "<s>", "</s>", *(f"w{number}" for number in range(words - 3))]
     raw = Tokenizer(models.WordLevel({word: number for number, word in enumerate(known)}, unk_token="<unk>"))
@@ -52,8 +52,6 @@ def make_tokenizer(folder: Path, words: int = 64) -> None:
 @pytest.fixture(scope="module")
 def released(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny Llama as transformers saves it, with its tokenizer, a way to generate, and what is none of ours."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
     folder = tmp_path_factory.mktemp("released") / "tiny"
     torch.manual_seed(1)
     model = LlamaForCausalLM(LlamaConfig(**SIZES, tie_word_embeddings=False))
@@ -80,8 +78,6 @@ def run(*arguments: Any) -> str:
 
 def logits(folder: Path) -> torch.Tensor:
     """Of transformers' model, which must miss nothing and know all."""
-    from transformers import AutoModelForCausalLM
-
     model, info = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
     assert not any(info.values()), info
     with torch.no_grad():
@@ -111,22 +107,19 @@ def test_the_chat_template_is_the_runs_and_comes_out_again(released: Path, impor
     assert tokenizer.text_to_ids("w3 w0 </s>") == [6, 3, 2] and (tokenizer.vocab_size, tokenizer.eos_id) == (64, 2)
     chat = [{"role": "user", "content": "w1"}]
     assert tokenizer.tokenizer.apply_chat_template(chat, tokenize=False) == "<|user|>w1</s>"
-    from transformers import AutoTokenizer
 
     out = llm.export_ckpt(imported, output_path=tmp_path / "out")
     assert AutoTokenizer.from_pretrained(out).apply_chat_template(chat, tokenize=False) == "<|user|>w1</s>"
 
 
-def test_what_stands_there_is_replaced_only_where_it_is_asked_for(released: Path, tmp_path: Path) -> None:
-    target = tmp_path / "in"
-    target.mkdir()
-    (target / "mine").write_text("x")
+def test_an_export_stands_beside_its_checkpoint_and_is_replaced_only_where_it_is_asked_for(
+    released: Path, tmp_path: Path
+) -> None:
+    target = llm.import_ckpt(None, str(released), tmp_path / "in")
     with pytest.raises(OutputExists, match="overwrite=True"):
         llm.import_ckpt(None, str(released), target)
-    assert os.listdir(target) == ["mine"]
     llm.import_ckpt(None, str(released), target, overwrite=True)
-    out = llm.export_ckpt(target)
-    assert out == target / "hf", "NeMo's default"
+    assert llm.export_ckpt(target) == target / "hf", "NeMo's default"
     with pytest.raises(OutputExists, match="overwrite=True"):
         llm.export_ckpt(target)
     assert identify(target, verify=True).problems == []
@@ -163,10 +156,7 @@ def test_a_class_in_place_of_a_configuration_names_the_family_alone(released: Pa
 
 
 def test_a_tokenizer_that_leads_out_of_its_folder_is_refused(released: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "released"
-    folder.mkdir()
-    for file in released.iterdir():
-        (folder / file.name).write_bytes(file.read_bytes())
+    folder = shutil.copytree(released, tmp_path / "released")
     (tmp_path / "secret").write_text("{}")
     (folder / "added_tokens.json").symlink_to(tmp_path / "secret")
     with pytest.raises(SecurityError, match=r"added_tokens.json"):
@@ -176,10 +166,7 @@ def test_a_tokenizer_that_leads_out_of_its_folder_is_refused(released: Path, tmp
 def test_a_tokenizer_with_code_of_its_own_stays_behind_and_is_said(
     released: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    folder = tmp_path / "released"
-    folder.mkdir()
-    for file in released.iterdir():
-        (folder / file.name).write_bytes(file.read_bytes())
+    folder = shutil.copytree(released, tmp_path / "released")
     (folder / "tokenizer.json").unlink()
     settings = {"tokenizer_class": "TinyTokenizer", "auto_map": {"AutoTokenizer": ["modeling_tiny.Tiny", None]}}
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))

@@ -2,6 +2,7 @@
 """What can be wrong with files that somebody else has made: refused before a target exists, with all that is wrong at once."""
 
 import errno
+import itertools
 import json
 import os
 import shlex
@@ -16,7 +17,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from nemo2 import llm
 from nemo2.errors import CheckpointError, ConfigError, OutputExists, SecurityError
+from nemo2.hugging_face.exporting import export_weights
+from support.released_models import import_release
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],
@@ -34,21 +38,21 @@ CONFIG = {
 }
 
 
+LAYER = {
+    "self_attn.q_proj": (8, 8), "self_attn.k_proj": (4, 8), "self_attn.v_proj": (4, 8), "self_attn.o_proj": (8, 8),
+    "mlp.gate_proj": (12, 8), "mlp.up_proj": (12, 8), "mlp.down_proj": (8, 12),
+    "input_layernorm": (8,), "post_attention_layernorm": (8,),
+}  # fmt: skip
+MIXTRAL = {"architectures": ["MixtralForCausalLM"], "model_type": "mixtral"}
+OUR_SIZES: dict[str, Any] = {"hidden_size": 8, "ffn_hidden_size": 12, "num_attention_heads": 2, "num_query_groups": 1}
+
+
 def weights() -> dict[str, torch.Tensor]:
     torch.manual_seed(3)
-    found = {"model.embed_tokens.weight": torch.randn(16, 8), "model.norm.weight": torch.randn(8)}
+    tensors = {"model.embed_tokens.weight": torch.randn(16, 8), "model.norm.weight": torch.randn(8)}
     for layer in range(2):
-        name = f"model.layers.{layer}."
-        shapes = {
-            "self_attn.q_proj": (8, 8),
-            "self_attn.k_proj": (4, 8),
-            "self_attn.v_proj": (4, 8),
-            "self_attn.o_proj": (8, 8),
-        }
-        shapes |= {"mlp.gate_proj": (12, 8), "mlp.up_proj": (12, 8), "mlp.down_proj": (8, 12)}
-        shapes |= {"input_layernorm": (8,), "post_attention_layernorm": (8,)}
-        found |= {f"{name}{part}.weight": torch.randn(shape) for part, shape in shapes.items()}
-    return found | {"lm_head.weight": torch.randn(16, 8)}
+        tensors |= {f"model.layers.{layer}.{part}.weight": torch.randn(shape) for part, shape in LAYER.items()}
+    return tensors | {"lm_head.weight": torch.randn(16, 8)}
 
 
 def write(folder: Path, tensors: dict[str, torch.Tensor] | None = None, shards: int = 1, **config: Any) -> Path:
@@ -70,8 +74,6 @@ def write(folder: Path, tensors: dict[str, torch.Tensor] | None = None, shards: 
 
 def refused(source: Path, match: str, error: type[Exception] = CheckpointError, **options: Any) -> None:
     """Importing is refused in these words, and nothing is left beside the source."""
-    from support.released_models import import_release
-
     target = source.parent / "target"
     before = sorted(source.parent.iterdir())
     with pytest.raises(error, match=match):
@@ -80,15 +82,11 @@ def refused(source: Path, match: str, error: type[Exception] = CheckpointError, 
 
 
 def test_good_input_is_taken(tmp_path: Path) -> None:
-    from support.released_models import import_release
-
     assert import_release(write(tmp_path / "hf", shards=3), tmp_path / "target").is_dir()
 
 
 def test_an_output_layer_beside_a_tied_embedding(tmp_path: Path) -> None:
     """Left out where it is the same. Where it isn't, neither the file nor config.json is believed alone."""
-    from support.released_models import import_release
-
     tensors = weights()
     other = write(tmp_path / "other" / "hf", tensors, tie_word_embeddings=True)
     refused(
@@ -99,29 +97,34 @@ def test_an_output_layer_beside_a_tied_embedding(tmp_path: Path) -> None:
     assert import_release(same, tmp_path / "target").is_dir()
 
 
-def test_sizes_that_no_model_has(tmp_path: Path) -> None:
-    """Whatever Megatron-Core says of them, the user is told which file says so."""
-    told = {"architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "num_experts_per_tok": 1}
-    source = write(tmp_path / "hf", **told)
-    refused(source, r"config.json \(MixtralForCausalLM\) describes a model that cannot be built", ConfigError)
-    source = write(tmp_path / "other" / "hf", hidden_size="wide")
-    refused(source, r"config.json \(LlamaForCausalLM\) describes a model that cannot be built", ConfigError)
-
-
 def test_a_missing_size_is_named(tmp_path: Path) -> None:
     """Gemma 2's layers follow from their number where config.json doesn't list them."""
-    without = {name: value for name, value in CONFIG.items() if name not in ("num_hidden_layers", "hidden_act")}
-    source = write(tmp_path / "hf")
-    told = without | {"architectures": ["Gemma2ForCausalLM"], "model_type": "gemma2"}
-    (source / "config.json").write_text(json.dumps(told))
+    source = write(tmp_path / "hf", architectures=["Gemma2ForCausalLM"], model_type="gemma2")
+    file, left_out = source / "config.json", ("num_hidden_layers", "hidden_act")
+    told = json.loads(file.read_text())
+    file.write_text(json.dumps({name: told[name] for name in told if name not in left_out}))
     refused(source, r"config.json \(Gemma2ForCausalLM\) has no num_hidden_layers, .*: add it", ConfigError)
 
 
-@pytest.mark.parametrize("name", ["num_hidden_layers", "num_attention_heads", "num_local_experts"])
-def test_numbers_that_would_fill_the_memory(tmp_path: Path, name: str) -> None:
-    """Before anything is counted up to them."""
-    told = {"architectures": ["MixtralForCausalLM"], "model_type": "mixtral", name: 10**12}
-    refused(write(tmp_path / "hf", **told), rf"{name}=1000000000000: no model has more than 100000", ConfigError)
+@pytest.mark.parametrize(
+    ("told", "match"),
+    [
+        (
+            MIXTRAL | {"num_experts_per_tok": 1},
+            r"config.json \(MixtralForCausalLM\) describes a model that cannot be built",
+        ),
+        ({"hidden_size": "wide"}, r"config.json \(LlamaForCausalLM\) describes a model that cannot be built"),
+        # Before anything is counted up to them.
+        *[
+            (MIXTRAL | {name: 10**12}, rf"{name}=1000000000000: no model has more than 100000")
+            for name in ("num_hidden_layers", "num_attention_heads", "num_local_experts")
+        ],
+        ({"architectures": ["LammaForCausalLM"]}, "did you mean 'LlamaForCausalLM'"),
+    ],
+)
+def test_sizes_and_models_that_there_are_none_of(tmp_path: Path, told: dict[str, Any], match: str) -> None:
+    """Whatever Megatron-Core says of them, the user is told which file says so."""
+    refused(write(tmp_path / "hf", **told), match, ConfigError)
 
 
 def test_further_predictions_that_a_file_lacks_are_left_out_and_said(
@@ -141,12 +144,19 @@ def test_further_predictions_that_a_file_lacks_are_left_out_and_said(
     assert released.config.mtp_num_layers is None and "lacks the 1 multi-token prediction layers" in caplog.text
 
 
-@pytest.mark.parametrize("bytes_left", [4, 100, -1])
-def test_a_truncated_file(tmp_path: Path, bytes_left: int) -> None:
+@pytest.mark.parametrize(
+    ("bytes_left", "match"),
+    [
+        (4, "not a safetensors file"),
+        (100, "not a safetensors file"),
+        (-1, "cut off"),
+    ],
+)
+def test_a_truncated_file(tmp_path: Path, bytes_left: int, match: str) -> None:
     source = write(tmp_path / "hf")
     file = source / "model.safetensors"
-    os.truncate(file, bytes_left if bytes_left > 0 else file.stat().st_size - 1)
-    refused(source, "cut off" if bytes_left < 0 else "not a safetensors file")
+    file.write_bytes(file.read_bytes()[:bytes_left])
+    refused(source, match)
 
 
 def test_a_file_with_something_behind_its_tensors(tmp_path: Path) -> None:
@@ -194,24 +204,19 @@ def test_dtypes_that_are_no_weights(tmp_path: Path, dtype: torch.dtype) -> None:
     )
 
 
-def test_a_configuration_of_another_family_or_size(tmp_path: Path) -> None:
-    from nemo2 import llm
-
-    source = write(tmp_path / "hf")
-    sizes = {"num_layers": 2, "hidden_size": 8, "ffn_hidden_size": 12, "num_attention_heads": 2, "num_query_groups": 1}
-    mixtral = llm.MixtralConfig(**sizes, num_moe_experts=2, moe_ffn_hidden_size=12)
-    refused(
-        source, "contains a LlamaForCausalLM, but model.config=MixtralConfig is for MixtralForCausalLM", config=mixtral
-    )
-    refused(
-        source, "model.layers.2.input_layernorm.weight.*missing", config=llm.LlamaConfig(**sizes | {"num_layers": 3})
-    )
-    refused(
-        source,
-        "vocab_size=12, so tokens would be lost. Set vocab_size=16",
-        config=llm.LlamaConfig(**sizes, vocab_size=12),
-    )
-    refused(write(tmp_path / "hf", architectures=["LammaForCausalLM"]), "did you mean 'LlamaForCausalLM'", ConfigError)
+@pytest.mark.parametrize(
+    ("config", "match"),
+    [
+        (
+            llm.MixtralConfig(num_layers=2, **OUR_SIZES, num_moe_experts=2, moe_ffn_hidden_size=12),
+            "contains a LlamaForCausalLM, but model.config=MixtralConfig is for MixtralForCausalLM",
+        ),
+        (llm.LlamaConfig(num_layers=3, **OUR_SIZES), "model.layers.2.input_layernorm.weight.*missing"),
+        (llm.LlamaConfig(num_layers=2, **OUR_SIZES, vocab_size=12), "vocab_size=12, so .* lost. Set vocab_size=16"),
+    ],
+)
+def test_a_configuration_of_another_family_or_size(tmp_path: Path, config: Any, match: str) -> None:
+    refused(write(tmp_path / "hf"), match, config=config)
 
 
 def test_pickles_are_refused_with_what_converts_them(tmp_path: Path) -> None:
@@ -226,7 +231,6 @@ def test_the_command_that_converts_pickles_is_one(tmp_path: Path) -> None:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     from nemo2.hugging_face.identify import identify
-    from support.released_models import import_release
     from tests.nemo2.hugging_face.test_api import make_tokenizer
 
     source = tmp_path / "it's a model"
@@ -256,8 +260,6 @@ def test_an_index_that_leads_out_of_its_folder(tmp_path: Path, name: str) -> Non
 
 @pytest.mark.parametrize("name", ["model-00001-of-00002.safetensors", "config.json", "model.safetensors.index.json"])
 def test_links_are_followed_in_hugging_face_s_own_cache_only(tmp_path: Path, name: str) -> None:
-    from support.released_models import import_release
-
     cached = write(tmp_path / "models--org--name" / "snapshots" / "1234", shards=2)
     blobs = tmp_path / "models--org--name" / "blobs"
     blobs.mkdir()
@@ -271,32 +273,31 @@ def test_links_are_followed_in_hugging_face_s_own_cache_only(tmp_path: Path, nam
     refused(source, f"{name} is a link to", SecurityError)
 
 
-def test_headers_that_lie(tmp_path: Path) -> None:
-    def with_header(header: Any, content: bytes = b"") -> Path:
-        source = write(tmp_path / "hf")
-        text = header if isinstance(header, bytes) else json.dumps(header).encode()
-        (source / "model.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + content)
-        return source
+ENTRY = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
+TWICE = b'{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}'
 
-    entry = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
-    refused(with_header(b"{"), "not a safetensors file")
-    refused(with_header({"a": entry | {"shape": [3]}}, b"\0" * 8), "its shape .3. needs 12")
-    refused(with_header({"a": entry | {"dtype": "X7"}}, b"\0" * 8), "dtype 'X7', which nemo2 doesn't know")
-    refused(with_header({"a": entry, "b": entry}, b"\0" * 16), "starts at byte")
-    refused(with_header({"a": entry | {"shape": [-2]}}, b"\0" * 8), "not a safetensors file")
-    twice = (
-        b'{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}'
-    )
-    refused(with_header(twice, b"\0" * 8), "stands for two values")
+
+@pytest.mark.parametrize(
+    ("header", "content", "match"),
+    [
+        (b"{", 0, "not a safetensors file"),
+        ({"a": ENTRY | {"shape": [3]}}, 8, "its shape .3. needs 12"),
+        ({"a": ENTRY | {"dtype": "X7"}}, 8, "dtype 'X7', which nemo2 doesn't know"),
+        ({"a": ENTRY, "b": ENTRY}, 16, "starts at byte"),
+        ({"a": ENTRY | {"shape": [-2]}}, 8, "not a safetensors file"),
+        (TWICE, 8, "stands for two values"),
+        (None, 0, "its header would have"),
+    ],
+)
+def test_headers_that_lie(tmp_path: Path, header: Any, content: int, match: str) -> None:
     source = write(tmp_path / "hf")
-    (source / "model.safetensors").write_bytes((1 << 60).to_bytes(8, "little"))
-    refused(source, "its header would have")
+    text = b"" if header is None else header if isinstance(header, bytes) else json.dumps(header).encode()
+    size = 1 << 60 if header is None else len(text)
+    (source / "model.safetensors").write_bytes(size.to_bytes(8, "little") + text + bytes(content))
+    refused(source, match)
 
 
 def test_a_target_that_exists_is_replaced_only_if_asked(tmp_path: Path) -> None:
-    from nemo2.hugging_face.exporting import export_weights
-    from support.released_models import import_release
-
     source = write(tmp_path / "hf")
     for convert, begin, name in ((import_release, source, "ours"), (export_weights, tmp_path / "ours", "out")):
         target = tmp_path / name
@@ -311,10 +312,6 @@ def test_a_target_that_exists_is_replaced_only_if_asked(tmp_path: Path) -> None:
 
 
 def test_what_is_read_and_runs_with_checkpoints_are_never_overwritten(tmp_path: Path) -> None:
-    from nemo2 import llm
-    from nemo2.hugging_face.exporting import export_weights
-    from support.released_models import import_release
-
     source = write(tmp_path / "releases" / "hf")
     for target in (source, source.parent):
         with pytest.raises(CheckpointError, match="would be deleted"):
@@ -331,20 +328,15 @@ def test_what_is_read_and_runs_with_checkpoints_are_never_overwritten(tmp_path: 
 
 @pytest.mark.parametrize("direction", ["import", "export"])
 def test_a_disk_that_fills_up_half_way_leaves_nothing(tmp_path: Path, direction: str) -> None:
-    from nemo2.hugging_face.exporting import export_weights
-    from support.released_models import import_release
-
     convert, begin = import_release, write(tmp_path / "hf")
     if direction == "export":
         convert, begin = export_weights, import_release(begin, tmp_path / "ours")
     before = sorted(path.name for path in tmp_path.iterdir())
-    written = 0
+    writes = itertools.count(1)
 
     def full(real: Any) -> Any:
         def write_some(*arguments: Any) -> int:
-            nonlocal written
-            written += 1
-            if written > 3:
+            if next(writes) > 3:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             return real(*arguments)
 
@@ -367,18 +359,11 @@ def test_a_disk_that_is_too_small_is_refused_before_anything_is_written(tmp_path
 
 
 def test_a_checkpoint_that_is_not_the_model_it_describes_is_not_exported(tmp_path: Path) -> None:
-    from nemo2 import llm
-    from nemo2.hugging_face.exporting import export_weights
-    from support.released_models import import_release
-
     ours = import_release(write(tmp_path / "hf"), tmp_path / "ours")
-    sizes = {"hidden_size": 8, "ffn_hidden_size": 12, "num_attention_heads": 2, "num_query_groups": 1}
-    biased = llm.LlamaConfig(**sizes, num_layers=2, add_qkv_bias=True)
-    with pytest.raises(CheckpointError, match="linear_qkv.bias is missing"):
-        export_weights(ours, tmp_path / "out", config=biased)
-    tied = llm.LlamaConfig(**sizes, num_layers=2, share_embeddings_and_output_weights=True)
-    with pytest.raises(CheckpointError, match="module.output_layer.weight has no place"):
-        export_weights(ours, tmp_path / "out", config=tied)
+    biased, tied = {"add_qkv_bias": True}, {"share_embeddings_and_output_weights": True}
+    for options, match in ((biased, "linear_qkv.bias is missing"), (tied, "module.output_layer.weight has no place")):
+        with pytest.raises(CheckpointError, match=match):
+            export_weights(ours, tmp_path / "out", config=llm.LlamaConfig(num_layers=2, **OUR_SIZES, **options))
     (ours / "weights" / "__0_0.distcp").open("r+b").write(b"changed")
     with pytest.raises(CheckpointError, match="is damaged.*SHA-256 differs"):
         export_weights(ours, tmp_path / "out")

@@ -1,16 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """A bias that one side lacks: zeros where the other has it, and never dropped unless it is zero."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
 
+from nemo2 import llm
+from nemo2.hugging_face.exporting import export_weights
 from support import hf_parity as parity
 from support.hf_models import HIDDEN, VOCABULARY, Row
+from support.released_models import import_release
 from tests.nemo2.hugging_face.test_bad_input import refused, weights, write
 
 SIZES: dict[str, Any] = {
@@ -20,34 +23,34 @@ SIZES: dict[str, Any] = {
 QKV = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
 
 
+def exported(checkpoint: Path, out: Path) -> tuple[Any, dict[str, list[str]], dict[str, torch.Tensor]]:
+    """transformers' model of an exported checkpoint, what it missed or didn't know, and the file's tensors."""
+    auto: Any = AutoModelForCausalLM
+    model, loading = auto.from_pretrained(export_weights(checkpoint, out), output_loading_info=True)
+    missed = {name: sorted(map(str, what)) for name, what in loading.items() if what}
+    return parity.plain(model), missed, load_file(out / "model.safetensors")
+
+
 def of_half_biased_llamas(root: str) -> dict[str, Any]:
     """By the field that is on: how far logits are apart after an import and an export, and what the export adds."""
-    from transformers import AutoModelForCausalLM
-
-    from nemo2.hugging_face.exporting import export_weights
-    from support.released_models import import_release
-
     parity.start()
-    found = {}
+    results = {}
     for field in ("attention_bias", "mlp_bias"):
         folder = Path(root) / field
         model = parity.make(Row(name="", config="LlamaConfig", fields=SIZES | {field: True}, switches=""), folder)
         released = parity.Released(folder)
         checkpoint = import_release(folder, folder / "ours")
         ours = parity.our_logits(released.chunk(released.config(), checkpoint))
-        out = export_weights(checkpoint, folder / "out")
-        auto: Any = AutoModelForCausalLM
-        again, loading = auto.from_pretrained(out, output_loading_info=True)
-        expected, tensors = parity.logits_of(model), load_file(out / "model.safetensors")
-        added = {name: bool(tensor.any()) for name, tensor in tensors.items() if name not in released.file}
-        found[field] = {
+        again, loading, tensors = exported(checkpoint, folder / "out")
+        expected = parity.logits_of(model)
+        results[field] = {
             "import": parity.apart(ours, expected),
-            "export": parity.apart(parity.logits_of(parity.plain(again)), expected),
-            "loading": {name: sorted(map(str, what)) for name, what in loading.items() if what},
-            "added": added,
+            "export": parity.apart(parity.logits_of(again), expected),
+            "loading": loading,
+            "added": {name: bool(tensor.any()) for name, tensor in tensors.items() if name not in released.file},
             "same": all(tensor.equal(tensors[name]) for name, tensor in released.file.items()),
         }
-    return found
+    return results
 
 
 def test_layers_with_biases_in_one_half_get_zeros_in_the_other(run_on_ranks: Any, tmp_path: Path) -> None:
@@ -71,8 +74,6 @@ def with_biases(value: float, *parts: str) -> dict[str, torch.Tensor]:
 
 
 def test_biases_that_our_model_lacks_have_to_be_zero(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    from support.released_models import import_release
-
     source = write(tmp_path / "hf", with_biases(1e-3, *QKV))
     refused(
         source,
@@ -85,8 +86,6 @@ def test_biases_that_our_model_lacks_have_to_be_zero(tmp_path: Path, caplog: pyt
 
 
 def test_biases_that_only_the_named_model_has_are_zero(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    from nemo2 import llm
-    from support.released_models import import_release
     from support.resharding import whole_tensors
 
     sizes: dict[str, Any] = {"num_layers": 2, "hidden_size": 8, "ffn_hidden_size": 12, "num_attention_heads": 2}
@@ -108,46 +107,33 @@ def test_a_bias_that_config_json_promises_must_be_there(tmp_path: Path) -> None:
 
 def of_models_without_biases(root: str) -> dict[str, Any]:
     """Models of ours without the biases that transformers' class always has, exported: logits, and what was loaded."""
-    from transformers import AutoModelForCausalLM
-
-    from nemo2 import llm
-    from nemo2.hugging_face.exporting import export_weights
-    from support.released_models import import_release
-
     parity.start()
     sizes: dict[str, Any] = {"num_layers": 2, "hidden_size": HIDDEN, "ffn_hidden_size": 96, "num_attention_heads": 4}
     sizes |= {"vocab_size": VOCABULARY, "seq_length": 64, "attention_dropout": 0.0, "hidden_dropout": 0.0}
-    configs = {
-        "Qwen2Config": llm.Qwen2Config(**sizes, num_query_groups=2, add_qkv_bias=False),
-        "GPT2Config": llm.GPTConfig126M(**sizes, add_bias_linear=False, bias_activation_fusion=False),
-    }
-    fields: dict[str, Any] = {
-        "Qwen2Config": SIZES,
-        "GPT2Config": {"n_embd": HIDDEN, "n_inner": 96, "n_layer": 2, "n_head": 4},
-    }
-    fields["GPT2Config"] |= {"vocab_size": VOCABULARY, "n_positions": 64, "activation_function": "gelu"}
-    found = {}
-    for name, config in configs.items():
+    gpt2: dict[str, Any] = {"n_embd": HIDDEN, "n_inner": 96, "n_layer": 2, "n_head": 4, "n_positions": 64}
+    gpt2 |= {"vocab_size": VOCABULARY, "activation_function": "gelu"}
+    without = {"add_bias_linear": False, "bias_activation_fusion": False}
+    results = {}
+    for name, config, fields in (
+        ("Qwen2Config", llm.Qwen2Config(**sizes, num_query_groups=2, add_qkv_bias=False), SIZES),
+        ("GPT2Config", llm.GPTConfig126M(**sizes, **without), gpt2),
+    ):
         folder = Path(root) / name
-        parity.make(Row(name="", config=name, fields=fields[name], switches=""), folder)
+        parity.make(Row(name="", config=name, fields=fields, switches=""), folder)
         file = folder / "model.safetensors"
         kept = {key: tensor for key, tensor in load_file(file).items() if not key.endswith(".bias") or "ln_" in key}
         save_file(kept, file)
         checkpoint = import_release(folder, folder / "ours", config=config)
         chunk = config.configure_model(None).eval()
         parity.load(chunk, checkpoint)
-        auto: Any = AutoModelForCausalLM
-        out = export_weights(checkpoint, folder / "out")
-        model, loading = auto.from_pretrained(out, output_loading_info=True)
-        tensors = load_file(out / "model.safetensors")
-        found[name] = {
-            "apart": parity.apart(parity.our_logits(chunk), parity.logits_of(parity.plain(model))),
-            "loading": {one: sorted(map(str, what)) for one, what in loading.items() if what},
+        model, loading, tensors = exported(checkpoint, folder / "out")
+        results[name] = {
+            "apart": parity.apart(parity.our_logits(chunk), parity.logits_of(model)),
+            "loading": loading,
             "biases": sorted(key for key in tensors if key not in kept),
             "zero": not any(tensor.any() for key, tensor in tensors.items() if key not in kept),
-            "told": json.loads((out / "config.json").read_text())["architectures"],
         }
-    return found
+    return results
 
 
 def test_biases_that_hugging_face_s_class_always_has_are_exported_as_zeros(run_on_ranks: Any, tmp_path: Path) -> None:

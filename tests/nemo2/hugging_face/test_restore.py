@@ -9,8 +9,12 @@ from typing import Any
 import pytest
 import torch
 
+from nemo2.checkpoint.paths import folder_of
 from nemo2.checkpoint.pieces import Piece
 from nemo2.errors import CheckpointError, ConfigError
+from nemo2.hugging_face.released import open_released
+from nemo2.hugging_face.restore import fill
+from support.released_models import import_release
 from tests.nemo2.hugging_face.test_bad_input import weights, write
 
 # Torch says on every call that it was told to work without ranks.
@@ -18,8 +22,6 @@ pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled:Us
 
 
 def test_a_repository_comes_from_the_hub_s_own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from nemo2.checkpoint.paths import folder_of
-
     asked: dict[str, Any] = {}
 
     def snapshot_download(repository: str, **options: Any) -> str:
@@ -33,8 +35,6 @@ def test_a_repository_comes_from_the_hub_s_own_cache(tmp_path: Path, monkeypatch
 
 
 def test_paths_that_lead_nowhere_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from nemo2.checkpoint.paths import folder_of
-
     with pytest.raises(CheckpointError, match="nowhere: the folder does not exist"):
         folder_of(f"hf://{tmp_path}/nowhere")
     with pytest.raises(ConfigError, match="write a repository as hf://organisation/name"):
@@ -47,9 +47,6 @@ def test_paths_that_lead_nowhere_are_refused(tmp_path: Path, monkeypatch: pytest
 
 
 def test_pieces_that_do_not_fit_are_named_at_once_and_none_is_filled(tmp_path: Path) -> None:
-    from nemo2.hugging_face.released import open_released
-    from nemo2.hugging_face.restore import fill
-
     released = open_released(write(tmp_path / "hf"))
     norm, other = torch.zeros(8), torch.zeros(2)
 
@@ -74,9 +71,6 @@ def test_pieces_that_do_not_fit_are_named_at_once_and_none_is_filled(tmp_path: P
 
 def test_any_part_of_a_tensor_is_filled_with_what_belongs_there(tmp_path: Path) -> None:
     """Rows over the bounds of pieces, columns, several layers at a time, rows of padding."""
-    from nemo2.hugging_face.released import open_released
-    from nemo2.hugging_face.restore import fill
-    from support.released_models import import_release
     from support.resharding import whole_tensors
 
     source = write(tmp_path / "hf")
@@ -97,7 +91,6 @@ def test_a_checkpoint_without_the_extra_states_of_other_layers_is_read(tmp_path:
 
     from nemo2.checkpoint.io import _without_absent_extra_states
     from nemo2.checkpoint.untrusted import read_metadata
-    from support.released_models import import_release
 
     ours = import_release(write(tmp_path / "hf"), tmp_path / "ours")
     there = ShardedObject("module.decoder.layers.mlp.linear_fc1._extra_state", None, (2,), (1,))

@@ -19,6 +19,9 @@ from nemo2.errors import ConfigError
 from nemo2.llm.chat import Conversation, save
 from nemo2.llm.inference import GenerationOptions
 from support import answering_runs, small_chats
+from support.uncached import decode_without_cache
+
+__all__ = ["decode_without_cache"]
 
 
 class Echo(torch.nn.Module):
@@ -38,22 +41,6 @@ class Echo(torch.nn.Module):
         logits = torch.zeros(*tokens.shape, 400)
         logits[..., self.end if ends else self.letter] = 1.0
         return logits
-
-
-class LastToken:
-    """A decoder of `Echo`, which needs no cache."""
-
-    def __init__(self, core: Any, **sizes: int) -> None:
-        self.core = core
-
-    def feed(self, tokens: torch.Tensor) -> torch.Tensor:
-        return self.core(tokens)[:, -1]
-
-
-@pytest.fixture(autouse=True)
-def decoder_of_an_echo(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nemo2.models.generate.CachedDecoder", LastToken)
-    monkeypatch.setattr("nemo2.models.generate.required_core", lambda model: model)
 
 
 @pytest.fixture(scope="module")

@@ -23,27 +23,20 @@ from nemo2.preflight.checks.find import find
 from nemo2.recipes import llama3_8b
 from nemo2.recipes.precision import mixed_precision
 
-PLAIN = {"fp8_margin": 0, "fp8_amax_history_len": 1, "fp8_amax_compute_algo": "most_recent", "fp8_wgrad": True}
-IN_16_BITS = {"num_layers_at_start_in_bf16": 1, "num_layers_at_end_in_bf16": 1}
+PLAIN = {
+    "fp8_margin": 0, "fp8_amax_history_len": 1, "fp8_amax_compute_algo": "most_recent", "fp8_wgrad": True,
+    "first_last_layers_bf16": False,
+}  # fmt: skip
+IN_16_BITS = {"first_last_layers_bf16": True, "num_layers_at_start_in_bf16": 1, "num_layers_at_end_in_bf16": 1}
 RECIPES: dict[str, tuple[dict[str, Any], bool, bool]] = {
     "bf16_with_fp8_mixed": (
-        {"fp8_recipe": "delayed", "first_last_layers_bf16": False}
-        | PLAIN
-        | {"fp8_amax_history_len": 1024, "fp8_amax_compute_algo": "max"},
+        PLAIN | {"fp8_recipe": "delayed", "fp8_amax_history_len": 1024, "fp8_amax_compute_algo": "max"},
         True,
         False,
     ),
-    "bf16_with_fp8_current_scaling_mixed": (
-        {"fp8_recipe": "tensorwise", "first_last_layers_bf16": True} | PLAIN | IN_16_BITS,
-        True,
-        False,
-    ),
-    "bf16_with_fp8_subchannel_scaling_mixed": (
-        {"fp8_recipe": "blockwise", "first_last_layers_bf16": False} | PLAIN,
-        False,
-        False,
-    ),
-    "bf16_with_mxfp8_mixed": ({"fp8_recipe": "mxfp8", "first_last_layers_bf16": False} | PLAIN, True, True),
+    "bf16_with_fp8_current_scaling_mixed": (PLAIN | IN_16_BITS | {"fp8_recipe": "tensorwise"}, True, False),
+    "bf16_with_fp8_subchannel_scaling_mixed": (PLAIN | {"fp8_recipe": "blockwise"}, False, False),
+    "bf16_with_mxfp8_mixed": (PLAIN | {"fp8_recipe": "mxfp8"}, True, True),
 }
 """The model's settings from NeMo's factory; whether parameters are kept in fp8, and whether they share the gradients' buffer."""
 
@@ -79,35 +72,25 @@ GENERATIONS["B200"] = (*GENERATIONS["H100"], "mxfp8")
 
 @pytest.mark.parametrize("gpu", GENERATIONS)
 @pytest.mark.parametrize("factory", RECIPES)
-def test_the_check_knows_which_generation_has_which_recipe(factory: str, gpu: str) -> None:
-    name, capability = RECIPES[factory][0]["fp8_recipe"], parse_gpus(gpu, option="--gpu")[0].capability
-    broken = [
-        one.message for one in find(recipe_in(factory), machine=Machine.named(gpu)) if one.rule == "gpu-has-the-format"
-    ]
-    if name in GENERATIONS[gpu]:
-        assert broken == []
-    else:
-        [message] = broken
-        assert f"with recipe '{name}' requires a GPU of compute capability" in message
-        assert f"this GPU has {capability[0]}.{capability[1]}" in message
-
-
-@pytest.mark.parametrize("gpu", GENERATIONS)
-@pytest.mark.parametrize("factory", RECIPES)
-def test_a_machine_refuses_what_its_gpu_lacks_before_any_process_group(
+def test_the_check_and_the_machine_itself_know_which_generation_has_which_recipe(
     factory: str, gpu: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    capability = parse_gpus(gpu, option="--gpu")[0].capability
+    name, capability = RECIPES[factory][0]["fp8_recipe"], parse_gpus(gpu, option="--gpu")[0].capability
+    rows = find(recipe_in(factory), machine=Machine.named(gpu))
+    broken = [one.message for one in rows if one.rule == "gpu-has-the-format"]
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
     monkeypatch.setattr(precision, "has", lambda name: True)
-    name = RECIPES[factory][0]["fp8_recipe"]
     plugin = MegatronMixedPrecision("bf16-mixed", fp8="hybrid", fp8_recipe=name)
     if name in GENERATIONS[gpu]:
+        assert broken == []
         plugin.check_hardware()
-    else:
-        with pytest.raises(ConfigError, match=f"recipe '{name}' requires a GPU of compute capability"):
-            plugin.check_hardware()
+        return
+    refusal = f"recipe '{name}' requires a GPU of compute capability"
+    [message] = broken
+    assert f"with {refusal}" in message and f"this GPU has {capability[0]}.{capability[1]}" in message
+    with pytest.raises(ConfigError, match=refusal):
+        plugin.check_hardware()
 
 
 def test_a_gpu_without_transformer_engine_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,12 +130,10 @@ def test_one_setting_of_the_buffers_reaches_the_model() -> None:
 def test_the_check_sees_configurations_that_contradict_each_other() -> None:
     recipe = recipe_in("bf16_with_fp8_subchannel_scaling_mixed")
     del recipe.trainer.plugins.fp8_recipe
-    recipe.optim.config.fp8_recipe = "tensorwise"
-    recipe.model.config.fp8_recipe = "blockwise"
+    recipe.optim.config.fp8_recipe, recipe.model.config.fp8_recipe = "tensorwise", "blockwise"
     [message] = [one.message for one in find(recipe) if one.rule == "one-precision"]
-    assert re.search(
-        r"optim\.config\.fp8_recipe='tensorwise' \(.*contradicts model\.config\.fp8_recipe='blockwise' \(", message
-    )
+    sentence = r"optim\.config\.fp8_recipe='tensorwise' \(.*contradicts model\.config\.fp8_recipe='blockwise' \("
+    assert re.search(sentence, message)
 
 
 @pytest.fixture

@@ -53,27 +53,23 @@ def test_it_is_lightnings_mixed_precision_without_its_autocast_and_scaler(spelli
     plugin.load_state_dict({"scale": 1.0})
 
 
-def test_an_explicit_setting_wins_over_the_plugins_default():
-    plugin, buffers = MegatronMixedPrecision("bf16-mixed"), ddp(grad_reduce_in_fp32=False)
-    plugin.apply_to(buffers, path="strategy.ddp_config")
+@pytest.mark.parametrize(
+    ("plugin", "buffers"),
+    [
+        ({}, ddp(grad_reduce_in_fp32=False)),
+        (
+            {"grad_reduce_in_fp32": False},
+            ddp("overlap_grad_reduce", overlap_grad_reduce=True, grad_reduce_in_fp32=True),
+        ),
+        ({"grad_reduce_in_fp32": False}, ddp(grad_reduce_in_fp32=False)),
+    ],
+    ids=["of the buffers", "of the plugin", "of both"],
+)
+def test_an_explicit_setting_wins_over_a_default(plugin, buffers):
+    precision = MegatronMixedPrecision("bf16-mixed", **plugin)
+    precision.apply_to(buffers, path="strategy.ddp_config")
     assert buffers.grad_reduce_in_fp32 is False
-    assert plugin.dtype_config.grad_reduce_in_fp32 is False, "what is reported is what is used"
-
-
-def test_the_plugins_explicit_setting_wins_over_a_default():
-    buffers = ddp("overlap_grad_reduce", overlap_grad_reduce=True, grad_reduce_in_fp32=True)
-    MegatronMixedPrecision("bf16-mixed", grad_reduce_in_fp32=False).apply_to(buffers, path="strategy.ddp_config")
-    assert buffers.grad_reduce_in_fp32 is False
-
-
-def test_two_explicit_settings_that_differ_are_an_error_naming_both():
-    plugin = MegatronMixedPrecision("bf16-mixed", grad_reduce_in_fp32=True)
-    with pytest.raises(
-        ConfigError,
-        match=r"strategy\.ddp_config\.grad_reduce_in_fp32=False contradicts trainer\.plugins\.grad_reduce_in_fp32.*True",
-    ):
-        plugin.apply_to(ddp(grad_reduce_in_fp32=False), path="strategy.ddp_config")
-    plugin.apply_to(ddp(grad_reduce_in_fp32=True), path="strategy.ddp_config")
+    assert precision.dtype_config.grad_reduce_in_fp32 is False, "what is reported is what is used"
 
 
 def set_in(config: Any, **fields: Any) -> Any:
@@ -109,55 +105,51 @@ class Model:
     fp8_param: bool = False
 
 
+BUFFERS, OPTIMIZER, MODEL = "strategy.ddp_config", "optim.config", "model.config"
+PRECISION = r"contradicts trainer\.plugins\.precision"
+
+
 @pytest.mark.parametrize(
-    ("buffers", "optimizer", "model", "sentence"),
+    ("plugin", "fields", "sentence"),
     [
         (
-            {"fp8_param_gather": True},
-            {},
-            {"fp8_param": False},
+            {"fp8": "hybrid"},
+            {BUFFERS: {"fp8_param_gather": True}, MODEL: {"fp8_param": False}},
             r"strategy\.ddp_config\.fp8_param_gather=True \(mine\.py:1\) contradicts model\.config\.fp8_param=False "
             r"\(mine\.py:1\)",
         ),
         (
-            {},
-            {"fp8_recipe": "tensorwise"},
-            {"fp8_recipe": "mxfp8"},
+            {"fp8": "hybrid"},
+            {OPTIMIZER: {"fp8_recipe": "tensorwise"}, MODEL: {"fp8_recipe": "mxfp8"}},
             r"optim\.config\.fp8_recipe='tensorwise' \(.*\) contradicts model\.config\.fp8_recipe='mxfp8' \(",
         ),
         (
-            {},
-            {"params_dtype": torch.bfloat16},
-            {"params_dtype": torch.float32},
+            {"fp8": "hybrid"},
+            {OPTIMIZER: {"params_dtype": torch.bfloat16}, MODEL: {"params_dtype": torch.float32}},
             r"optim\.config\.params_dtype=torch\.bfloat16 \(.*\) contradicts model\.config\.params_dtype=torch\.float32 \(",
         ),
+        (
+            {"precision": "bf16-mixed", "grad_reduce_in_fp32": True},
+            {BUFFERS: {"grad_reduce_in_fp32": False}},
+            r"ddp_config\.grad_reduce_in_fp32=False .*contradicts trainer\.plugins\.grad_reduce_in_fp32.*True",
+        ),
+        ({"precision": "bf16-mixed"}, {OPTIMIZER: {"fp16": True}}, rf"optim\.config\.fp16=True .*{PRECISION}"),
+        # Its parameters would be cast all the same, or its optimizer would take them for others.
+        *[
+            (plugin, {MODEL: fields}, rf"model\.config\.{next(iter(fields))}=.* {PRECISION}")
+            for plugin in ({}, {"precision": "bf16-mixed"})
+            for fields in ({"bf16": False}, {"params_dtype": torch.float32})
+        ],
     ],
 )
-def test_two_configurations_that_contradict_each_other_are_refused_with_both_lines(
-    buffers: dict[str, Any], optimizer: dict[str, Any], model: dict[str, Any], sentence: str
+def test_settings_that_contradict_each_other_are_refused_with_both_lines(
+    plugin: dict[str, Any], fields: dict[str, dict[str, Any]], sentence: str
 ) -> None:
-    configs = {
-        "strategy.ddp_config": set_in(DistributedDataParallelConfig(), **buffers),
-        "optim.config": set_in(OptimizerConfig(), **optimizer),
-        "model.config": set_in(Model(), **model),
-    }
+    configs = {BUFFERS: DistributedDataParallelConfig(), OPTIMIZER: OptimizerConfig(), MODEL: Model()}
     with pytest.raises(ConfigError, match=sentence):
-        MegatronMixedPrecision(fp8="hybrid").apply_to_all(configs)
-
-
-@pytest.mark.parametrize("given", [{"bf16": False}, {"params_dtype": torch.float32}])
-@pytest.mark.parametrize("plugin", [{}, {"precision": "bf16-mixed"}])
-def test_the_models_dtype_alone_cannot_leave_the_precision(given: dict[str, Any], plugin: dict[str, Any]) -> None:
-    """Its parameters would be cast all the same, or its optimizer would take them for others."""
-    name = next(iter(given))
-    with pytest.raises(ConfigError, match=rf"model\.config\.{name}=.* contradicts trainer\.plugins\.precision"):
-        MegatronMixedPrecision(**plugin).apply_to_all({"model.config": set_in(Model(), **given)})
-
-
-def test_parameters_of_another_dtype_than_the_precisions_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"params_dtype=torch\.float32 contradicts .*precision='bf16-mixed'"):
-        MegatronMixedPrecision("bf16-mixed", params_dtype=torch.float32)
-    assert MegatronMixedPrecision("16", params_dtype=torch.float16).dtype_config.pipeline_dtype is torch.float16
+        MegatronMixedPrecision(**plugin).apply_to_all(
+            {path: set_in(config, **fields.get(path, {})) for path, config in configs.items()}
+        )
 
 
 @pytest.mark.parametrize(
@@ -194,25 +186,28 @@ def test_it_is_said_as_the_run_starts(caplog: pytest.LogCaptureFixture) -> None:
     assert record.levelname == "WARNING" and "fp8_recipe='mxfp8'" in record.getMessage()
 
 
-def test_a_contradicting_optimizer_dtype_is_named_by_the_argument_that_causes_it():
-    optimizer = OptimizerConfig(fp16=True)
-    note_explicit_fields(optimizer, ["fp16"])
-    with pytest.raises(ConfigError, match=r"optim\.config\.fp16=True contradicts trainer\.plugins\.precision"):
-        MegatronMixedPrecision(precision="bf16-mixed").apply_to(optimizer, path="optim.config")
-
-
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
         ({"precision": "bf17-mixed"}, "trainer.plugins.precision='bf17-mixed'.*did you mean.*bf16-mixed"),
         ({"fp8": "banana"}, "trainer.plugins.fp8='banana': must be 'hybrid', 'e4m3' or None"),
         ({"fp8": "hybrid", "fp8_recipe": "blockwize"}, "fp8_recipe='blockwize'.*blockwise"),
+        ({"fp8": "hybrid", "fp8_recipe": None}, "fp8_recipe=None: must be one of"),
         ({"fp8_params": True, "fp8_param_gather": False}, "old name of fp8_param_gather"),
+        (
+            {"precision": "bf16-mixed", "params_dtype": torch.float32},
+            r"params_dtype=torch\.float32 contradicts .*precision='bf16-mixed'",
+        ),
     ],
 )
 def test_unknown_values_are_answered_with_the_known_ones(arguments, words):
     with pytest.raises(ConfigError, match=f"(?i){words}"):
         MegatronMixedPrecision(**arguments)
+
+
+def test_a_dtype_alone_and_no_recipe_of_fp8_are_filled_in():
+    assert MegatronMixedPrecision("16", params_dtype=torch.float16).dtype_config.pipeline_dtype is torch.float16
+    assert MegatronMixedPrecision("bf16-mixed", fp8=None, fp8_recipe=None).dtype_config.fp8_recipe == "delayed"
 
 
 @pytest.mark.parametrize("arguments", [{"fp8": "hybrid"}, {"fp4": "e2m1"}])
@@ -300,50 +295,41 @@ def test_fp16_steps_that_overflow_move_neither_parameters_nor_the_schedule_and_h
     assert run["losses"][0] == pytest.approx(runs["fp32"]["losses"][0], rel=0.01)
 
 
-ARGUMENTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    "pipeline_dtype": ({"pipeline_dtype": torch.float32}, {"pipeline_dtype": torch.float32}),
-    "autocast_dtype": ({"autocast_dtype": torch.float16}, {"autocast_dtype": torch.float16}),
-    "autocast_enabled": ({"autocast_enabled": True}, {"enable_autocast": True}),
-    "grad_reduce_in_fp32": ({"grad_reduce_in_fp32": False}, {"grad_reduce_in_fp32": False}),
-    "fp8_margin": ({"fp8": "hybrid", "fp8_margin": 3}, {"fp8_margin": 3}),
-    "fp8_amax_history_len": ({"fp8": "e4m3", "fp8_amax_history_len": 7}, {"fp8": "e4m3", "fp8_amax_history_len": 7}),
-    "fp8_amax_compute_algo": ({"fp8": "hybrid", "fp8_amax_compute_algo": "max"}, {"fp8_amax_compute_algo": "max"}),
-    "fp8_wgrad": ({"fp8": "hybrid", "fp8_wgrad": False}, {"fp8_wgrad": False}),
-    "fp8_dot_product_attention": (
-        {"fp8": "hybrid", "fp8_dot_product_attention": True},
-        {"fp8_dot_product_attention": True},
-    ),
-    "fp8_multi_head_attention": (
-        {"fp8": "hybrid", "fp8_multi_head_attention": True},
-        {"fp8_multi_head_attention": True},
-    ),
-    "fp8_params": ({"fp8": "hybrid", "fp8_params": True}, {"fp8_param": True, "fp8_param_gather": True}),
-    "fp4": ({"fp4": "e2m1"}, {"fp4": "e2m1"}),
-    "fp4_recipe": ({"fp4": "e2m1", "fp4_recipe": "nvfp4"}, {"fp4_recipe": "nvfp4"}),
-    "fp16_loss_scale": ({"fp16_loss_scale": 8.0}, {"loss_scale": 8.0}),
-    "fp16_initial_loss_scale": ({"fp16_initial_loss_scale": 16.0}, {"initial_loss_scale": 16.0}),
-    "fp16_min_loss_scale": ({"fp16_min_loss_scale": 2.0}, {"min_loss_scale": 2.0}),
-    "fp16_loss_scale_window": ({"fp16_loss_scale_window": 5}, {"loss_scale_window": 5}),
-    "fp16_hysteresis": ({"fp16_hysteresis": 4}, {"hysteresis": 4}),
+ARGUMENTS: dict[str, tuple[Any, tuple[str, ...]]] = {
+    "pipeline_dtype": (torch.float32, ("pipeline_dtype",)),
+    "autocast_dtype": (torch.float16, ("autocast_dtype",)),
+    "autocast_enabled": (True, ("enable_autocast",)),
+    "grad_reduce_in_fp32": (False, ("grad_reduce_in_fp32",)),
+    "fp8": ("e4m3", ("fp8",)),
+    "fp8_margin": (3, ("fp8_margin",)),
+    "fp8_amax_history_len": (7, ("fp8_amax_history_len",)),
+    "fp8_amax_compute_algo": ("max", ("fp8_amax_compute_algo",)),
+    "fp8_wgrad": (False, ("fp8_wgrad",)),
+    "fp8_dot_product_attention": (True, ("fp8_dot_product_attention",)),
+    "fp8_multi_head_attention": (True, ("fp8_multi_head_attention",)),
+    "fp8_params": (True, ("fp8_param", "fp8_param_gather")),
+    "fp4": ("e2m1", ("fp4",)),
+    "fp4_recipe": ("nvfp4", ("fp4_recipe",)),
+    "fp16_loss_scale": (8.0, ("loss_scale",)),
+    "fp16_initial_loss_scale": (16.0, ("initial_loss_scale",)),
+    "fp16_min_loss_scale": (2.0, ("min_loss_scale",)),
+    "fp16_loss_scale_window": (5, ("loss_scale_window",)),
+    "fp16_hysteresis": (4, ("hysteresis",)),
 }
+"""A value of each argument, and the fields that then have it."""
+FORMATS = {"fp8": {"fp8": "hybrid"}, "fp4": {"fp4": "e2m1"}}
 
 
 @pytest.mark.parametrize("name", ARGUMENTS)
 def test_an_argument_reaches_the_configurations_that_have_its_field(name: str) -> None:
-    given, expected = ARGUMENTS[name]
+    value, fields = ARGUMENTS[name]
     sixteen = "16-mixed" if name.startswith("fp16_") else "bf16-mixed"
     configs: dict[str, Any] = {
         "model.config": LlamaConfig(num_layers=2, hidden_size=8, num_attention_heads=2),
         "optim.config": OptimizerConfig(),
         "strategy.ddp_config": DistributedDataParallelConfig(),
     }
-    MegatronMixedPrecision(sixteen, **given).apply_to_all(configs)
-    for field, value in expected.items():
-        found = [getattr(config, field) for config in configs.values() if hasattr(config, field)]
-        assert found and all(one == value for one in found), field
-
-
-def test_no_recipe_is_no_fp8():
-    assert MegatronMixedPrecision("bf16-mixed", fp8=None, fp8_recipe=None).dtype_config.fp8_recipe == "delayed"
-    with pytest.raises(ConfigError, match="fp8_recipe=None: must be one of"):
-        MegatronMixedPrecision("bf16-mixed", fp8="hybrid", fp8_recipe=None)
+    MegatronMixedPrecision(sixteen, **FORMATS.get(name[:3], {}) | {name: value}).apply_to_all(configs)
+    for field in fields:
+        values = [getattr(config, field) for config in configs.values() if hasattr(config, field)]
+        assert values and all(one == value for one in values), field

@@ -16,6 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from support import small_runs
+from support.plain_decoder import scaled_by_wavelength
 from support.small_runs import device
 
 SEQ, VOCAB, WIDTH, HEADS, DIM = 32, 96, 32, 4, 8
@@ -37,6 +39,8 @@ class Formula:
     rotary_base: Callable[[int], float] | None = lambda layer: 1e4
     """By layer; None where positions are learned."""
     stretched: Callable[[int], float] = lambda layer: 1.0
+    scaling: tuple[float, float, float, int] | None = None
+    """Llama 3.1's: scale, low and high frequency factors, old context."""
     rotated: float = 1.0
     in_pairs: bool = False
     no_positions: Callable[[int], bool] = lambda layer: False
@@ -50,8 +54,15 @@ class Formula:
     embedding_scale: float = 1.0
 
 
-# Layers are counted from 0.
+# Layers are counted from 0. In an old context of 400 all three cases of Llama 3.1's scaling occur.
 FAMILIES: dict[str, tuple[str, dict[str, Any], Formula]] = {
+    "llama:Llama3Config8B": ("Llama 3", {}, Formula(rotary_base=lambda layer: 5e5)),
+    "llama:Llama31Config8B": ("Llama 3.1", {"old_context_len": 400}, Formula(
+        rotary_base=lambda layer: 5e5, scaling=(8.0, 1.0, 4.0, 400),
+    )),
+    "llama:Llama32Config1B": ("Llama 3.2, tied", {"old_context_len": 400}, Formula(
+        rotary_base=lambda layer: 5e5, scaling=(32.0, 1.0, 4.0, 400),
+    )),
     "mistral:MistralConfig7B": (
         "Mistral", {"window_size": (7, 0)}, Formula(window=lambda layer: 8)
     ),
@@ -155,6 +166,8 @@ def rotate(formula: Formula, layer: int, x: Tensor) -> Tensor:
     assert formula.rotary_base is not None
     channels = int(DIM * formula.rotated)
     frequencies = formula.rotary_base(layer) ** (-torch.arange(0, channels, 2, dtype=torch.float64) / channels)
+    if formula.scaling is not None:
+        frequencies = torch.tensor(scaled_by_wavelength(frequencies.tolist(), *formula.scaling), dtype=torch.float64)
     angles = torch.outer(torch.arange(SEQ, dtype=torch.float64), frequencies / formula.stretched(layer)).float()
     turned = x[..., :channels]
     a, b = (turned[..., 0::2], turned[..., 1::2]) if formula.in_pairs else turned.chunk(2, dim=-1)
@@ -165,13 +178,7 @@ def rotate(formula: Formula, layer: int, x: Tensor) -> Tensor:
 
 
 def ours_and_the_formulas(names: list[str]) -> dict[str, tuple[Tensor, Tensor]]:
-    from megatron.core import parallel_state, tensor_parallel
-
-    from nemo2.base.backend import get_backend
-
-    get_backend().install()
-    parallel_state.initialize_model_parallel()
-    tensor_parallel.model_parallel_cuda_manual_seed(7)
+    small_runs.start_megatron()
     found = {}
     for name in names:
         module, _, cls = name.partition(":")

@@ -5,11 +5,15 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 from nemo2.errors import ConfigError
 from nemo2.models.flops import model_flops_per_step, model_flops_per_token
 from nemo2.models.llama import Llama3Config8B, Llama31Config405B
 from nemo2.models.parts import Mixer
+from nemo2.models.ssm import NemotronHConfig8B, SSMConfig
+from support import small_runs
 
 
 def test_a_llama_agrees_with_nemos_closed_form() -> None:
@@ -91,15 +95,7 @@ def counted_by_torch() -> dict[str, tuple[float, float]]:
     """For each model, the FLOPs of its linear layers by torch's counter, and those of the formula without the rest."""
     from importlib import import_module
 
-    import torch
-    from megatron.core import parallel_state, tensor_parallel
-    from torch.utils.flop_counter import FlopCounterMode
-
-    from nemo2.base.backend import get_backend
-
-    get_backend().install()
-    parallel_state.initialize_model_parallel()
-    tensor_parallel.model_parallel_cuda_manual_seed(1)
+    small_runs.start_megatron()
     counts = {}
     for name, (module, config_class, fields) in SMALL_MODELS.items():
         config = getattr(import_module(f"nemo2.models.{module}"), config_class)(**{**LAYERS, **fields})
@@ -126,9 +122,6 @@ def test_the_matrix_products_are_those_that_torch_counts(run_on_ranks: Any) -> N
 
 
 def test_the_recurrence_is_what_torch_counts_when_it_is_written_out() -> None:
-    import torch
-    from torch.utils.flop_counter import FlopCounterMode
-
     heads, channels, states, length = 6, 8, 16, 5
     x = torch.randn(length, heads, 1, channels, requires_grad=True)
     b, c = (torch.randn(length, heads, states, 1, requires_grad=True) for _ in range(2))
@@ -143,8 +136,6 @@ def test_the_recurrence_is_what_torch_counts_when_it_is_written_out() -> None:
 
 
 def test_a_hybrid_counts_its_layers_by_their_letters() -> None:
-    from nemo2.models.ssm import NemotronHConfig8B
-
     whole = NemotronHConfig8B()
     sizes = {kind: whole.hybrid_override_pattern.count(kind) for kind in "M-*"}
     assert sizes == {"M": 24, "-": 24, "*": 4}  # arXiv:2504.03624, table 1
@@ -158,8 +149,6 @@ def test_a_hybrid_counts_its_layers_by_their_letters() -> None:
 
 
 def test_a_letter_without_a_formula_is_refused() -> None:
-    from nemo2.models.ssm import SSMConfig
-
     config = SSMConfig(num_layers=2, hidden_size=32, num_attention_heads=4, hybrid_override_pattern="M*")
     config.hybrid_override_pattern = "MX"
     with pytest.raises(ConfigError, match="hybrid_override_pattern='MX'"):

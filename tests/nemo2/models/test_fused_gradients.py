@@ -6,11 +6,16 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest.mock import patch
 
+from megatron.core.tensor_parallel import layers
+
+from nemo2.base.backend import extras, get_backend
+from nemo2.base.backend.cpu import CpuBackend
+from support import small_runs
+
 
 @contextmanager
 def installed(te: bool, apex: bool) -> Iterator[None]:
     """A machine with these packages, as far as fused gradients ask."""
-    from nemo2.base.backend import extras
     from nemo2.models import fused_gradients
     from nemo2.models.layers import spec  # noqa: F401  # imported before, so that it keeps the real answers
 
@@ -23,15 +28,11 @@ def installed(te: bool, apex: bool) -> Iterator[None]:
 
 def build(te: bool, apex: bool) -> dict[str, Any]:
     """A model that was asked to fuse, on a machine with these packages; its layers stay the plain ones."""
-    from megatron.core.tensor_parallel import layers
 
-    from nemo2.base.backend import get_backend
-    from nemo2.base.backend.cpu import CpuBackend
     from nemo2.mcore.parallel.groups import initialize_model_parallel, seed_random_streams
     from nemo2.mcore.parallel.layout import Layout
     from nemo2.mcore.settle import Machine
     from nemo2.models.llama import LlamaConfig
-    from support import small_runs
 
     get_backend().install()
     initialize_model_parallel(Layout())
@@ -70,12 +71,8 @@ def test_without_either_megatron_core_says_what_is_missing(run_on_ranks: Any) ->
 
 
 def sharded() -> dict[str, Any]:
-    from megatron.core.tensor_parallel import layers
-
     import nemo2 as nl
-    from nemo2.base.backend.cpu import CpuBackend
     from nemo2.config.provenance import adjustments
-    from support import small_runs
 
     real = CpuBackend.config_overrides
     told = {}

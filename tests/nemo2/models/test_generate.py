@@ -10,6 +10,10 @@ import torch
 from nemo2.errors import ConfigError
 from nemo2.models.generate import generate
 from nemo2.models.sampling import Sampling
+from support import small_runs
+from support.uncached import decode_without_cache
+
+__all__ = ["decode_without_cache"]
 
 
 class Letters:
@@ -35,50 +39,33 @@ class NextLetter(torch.nn.Module):
         return logits
 
 
-class LastLetter:
-    """A decoder of `NextLetter`, which needs no cache."""
-
-    def __init__(self, core: Any, **sizes: int) -> None:
-        self.core = core
-
-    def feed(self, tokens: torch.Tensor) -> torch.Tensor:
-        return self.core(tokens)[:, -1]
-
-
 next_letter = NextLetter()
 
 
-@pytest.fixture(autouse=True)
-def decoder_of_letters(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nemo2.models.generate.CachedDecoder", LastLetter)
-    monkeypatch.setattr("nemo2.models.generate.required_core", lambda model: model)
+@pytest.mark.parametrize(
+    ("prompts", "settings", "expected"),
+    [
+        (["a", "uvw"], {"max_new_tokens": 4}, [("bcde", False), ("xy", True)]),
+        (["ab", "abcdefgh"], {"max_new_tokens": 3}, [("cde", False), ("ijk", False)]),
+        (["a", "abc"], {"max_new_tokens": 9, "max_sequence_length": 4}, [("bcd", False), ("d", False)]),
+    ],
+)
+def test_greedy_generation_follows_the_model_and_stops_at_its_end_or_the_longest_sequence(
+    prompts: list[str], settings: dict[str, int], expected: list[tuple[str, bool]]
+) -> None:
+    results = generate(next_letter, Letters(), prompts, temperature=0, **settings)
+    assert [(one.text, one.finished) for one in results] == expected
+    ended = [*Letters().text_to_ids(expected[1][0]), *([Letters.eos_id] if expected[1][1] else [])]
+    assert results[1].token_ids == ended
 
 
-def test_greedy_generation_follows_the_model_and_stops_at_its_end() -> None:
-    results = generate(next_letter, Letters(), ["a", "uvw"], max_new_tokens=4, temperature=0)
-    assert [(r.text, r.finished) for r in results] == [("bcde", False), ("xy", True)]
-    assert results[1].token_ids == [23, 24, 25]
+def test_sampling_is_repeatable_by_its_seed_and_batches_change_nothing() -> None:
+    def texts(**settings: Any) -> list[str]:
+        prompts = ["a", "abcdef", "xy", "c"]
+        results = generate(next_letter, Letters(), prompts, max_new_tokens=8, temperature=3.0, **settings)
+        return [result.text for result in results]
 
-
-def test_a_prompt_gives_the_same_alone_and_beside_a_longer_one() -> None:
-    together = generate(next_letter, Letters(), ["ab", "abcdefgh"], max_new_tokens=3, temperature=0)
-    alone = generate(next_letter, Letters(), ["ab"], max_new_tokens=3, temperature=0)
-    assert together[0] == alone[0]
-
-
-def test_text_stops_at_the_longest_sequence() -> None:
-    results = generate(next_letter, Letters(), ["a", "abc"], max_new_tokens=9, temperature=0, max_sequence_length=4)
-    assert [r.text for r in results] == ["bcd", "d"]
-
-
-def test_sampling_is_repeatable_by_its_seed() -> None:
-    def texts(seed: int) -> list[str]:
-        return [
-            g.text for g in generate(next_letter, Letters(), ["a"] * 4, max_new_tokens=8, temperature=3.0, seed=seed)
-        ]
-
-    assert texts(1) == texts(1)
-    assert texts(1) != texts(2)
+    assert texts(seed=1) == texts(seed=1) == texts(seed=1, max_batch_size=2) != texts(seed=2)
 
 
 def frequencies(**settings: Any) -> list[float]:
@@ -134,23 +121,10 @@ def test_a_text_ends_before_a_stop_word_and_is_told_in_pieces_without_it() -> No
     assert told[0] == (0, "b")
 
 
-def test_batches_change_nothing() -> None:
-    prompts = ["a", "abcdef", "xy", "c"]
-    settings: dict[str, Any] = {"max_new_tokens": 7, "temperature": 2.0, "seed": 3}
-    assert generate(next_letter, Letters(), prompts, max_batch_size=2, **settings) == generate(
-        next_letter, Letters(), prompts, **settings
-    )
-
-
 def texts_of_a_model(tp: int, sequence_parallel: bool, **settings: Any) -> tuple[list[str], bool]:
-    from megatron.core import parallel_state, tensor_parallel
-
-    from nemo2.base.backend import get_backend
     from nemo2.models.llama import LlamaConfig
 
-    get_backend().install()
-    parallel_state.initialize_model_parallel(tensor_model_parallel_size=tp)
-    tensor_parallel.model_parallel_cuda_manual_seed(5)
+    small_runs.start_megatron(seed=5, tensor_model_parallel_size=tp)
     config = LlamaConfig(
         num_layers=2, hidden_size=32, num_attention_heads=4, ffn_hidden_size=64, seq_length=32, vocab_size=32,
         tensor_model_parallel_size=tp, sequence_parallel=sequence_parallel, init_method_std=0.5,

@@ -17,13 +17,10 @@ from nemo2.models import gpt_step
 from nemo2.models.gpt import GPTConfig, GPTModel
 from nemo2.models.gpt_step import check_token_ids
 from nemo2.models.llama import LlamaConfig, LlamaModel
+from support import small_runs
 
 TINY: dict[str, Any] = {
-    "num_layers": 2,
-    "hidden_size": 32,
-    "num_attention_heads": 4,
-    "ffn_hidden_size": 64,
-    "seq_length": 16,
+    name: small_runs.MODEL[name] for name in small_runs.MODEL if name not in ("vocab_size", "num_query_groups")
 }
 
 
@@ -100,25 +97,20 @@ def test_the_vocabulary_is_padded_unless_it_is_given(settings: dict[str, Any], t
 
 
 @pytest.mark.parametrize(
-    ("settings", "tokenizer", "words"),
+    ("call", "words"),
     [
-        ({}, None, "vocab_size is not set, and no tokenizer defines it"),
-        ({"vocab_size": 90}, SimpleNamespace(vocab_size=100), "vocab_size=90 is smaller than the tokenizer's 100"),
+        (lambda: GPTConfig(**TINY).padded_vocab_size(None), "vocab_size is not set, and no tokenizer defines it"),
+        (
+            lambda: GPTConfig(**TINY, vocab_size=90).padded_vocab_size(SimpleNamespace(vocab_size=100)),
+            "vocab_size=90 is smaller than the tokenizer's 100",
+        ),
+        (lambda: LlamaModel(), "LlamaModel needs a config"),
+        (lambda: LlamaConfig(num_layer=2), "num_layers"),  # pyright: ignore[reportCallIssue]
     ],
 )
-def test_a_vocabulary_that_cannot_be_used_is_refused(settings: dict[str, Any], tokenizer: Any, words: str) -> None:
+def test_what_makes_no_model_is_refused(call: Any, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        GPTConfig(**TINY, **settings).padded_vocab_size(tokenizer)
-
-
-def test_a_model_without_a_config_says_what_to_pass() -> None:
-    with pytest.raises(ConfigError, match="LlamaModel needs a config"):
-        LlamaModel()
-
-
-def test_a_misspelled_field_is_answered_with_the_nearest_one() -> None:
-    with pytest.raises(ConfigError, match="num_layers"):
-        LlamaConfig(num_layer=2)  # pyright: ignore[reportCallIssue]
+        call()
 
 
 def test_the_default_optimizer_is_adam_at_1e_4() -> None:
@@ -152,18 +144,8 @@ def a_batch() -> dict[str, torch.Tensor]:
     }
 
 
-def start(**layout: int | None) -> None:
-    from megatron.core import parallel_state, tensor_parallel
-
-    from nemo2.base.backend import get_backend
-
-    get_backend().install()
-    parallel_state.initialize_model_parallel(**layout)
-    tensor_parallel.model_parallel_cuda_manual_seed(11)
-
-
 def one_micro_batch() -> dict[str, Any]:
-    start()
+    small_runs.start_megatron()
     model = LlamaModel(LlamaConfig(**TINY, vocab_size=64))
     model.configure_model()
     built = model.module
@@ -210,7 +192,7 @@ def test_a_model_fetches_checks_and_runs_a_micro_batch(run_on_ranks: Any) -> Non
 
 
 def chunks_of_a_pipeline(virtual: int | None) -> list[tuple[int, bool, bool, list[str]]]:
-    start(pipeline_model_parallel_size=2, virtual_pipeline_model_parallel_size=virtual)
+    small_runs.start_megatron(pipeline_model_parallel_size=2, virtual_pipeline_model_parallel_size=virtual)
     shape = TINY | {"num_layers": 4}
     config = LlamaConfig(
         **shape,
@@ -238,7 +220,7 @@ def test_virtual_stages_hold_one_end_of_the_model_each(run_on_ranks: Any) -> Non
 
 
 def share_of_a_sequence() -> tuple[torch.Tensor, str]:
-    start(context_parallel_size=2)
+    small_runs.start_megatron(context_parallel_size=2)
     model = LlamaModel(LlamaConfig(**TINY, vocab_size=64, context_parallel_size=2))
     tokens = model.data_step(iter([a_batch()]))["tokens"]
     try:

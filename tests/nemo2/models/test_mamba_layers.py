@@ -9,6 +9,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from nemo2.errors import ConfigError
+from nemo2.models.mamba_layers import selective_scan
+from nemo2.models.ssm import NemotronHConfig8B
+from support import small_runs
 from support.small_runs import device
 
 SIZES: dict[str, Any] = {
@@ -39,8 +42,6 @@ def recurrence(x: Tensor, dt: Tensor, decay: Tensor, b: Tensor, c: Tensor) -> Te
 
 @pytest.mark.parametrize(("length", "chunk"), [(12, 4), (13, 4), (5, 8), (8, 1)])
 def test_the_scan_in_chunks_is_the_recurrence(length: int, chunk: int) -> None:
-    from nemo2.models.mamba_layers import selective_scan
-
     torch.manual_seed(0)
     x = torch.randn(2, length, 4, 3, dtype=torch.float64, requires_grad=True)
     dt = torch.rand(2, length, 4, dtype=torch.float64, requires_grad=True)
@@ -62,8 +63,6 @@ def test_the_scan_in_chunks_is_the_recurrence(length: int, chunk: int) -> None:
 
 
 def test_a_strong_decay_over_a_long_chunk_stays_finite() -> None:
-    from nemo2.models.mamba_layers import selective_scan
-
     x = torch.ones(1, 256, 1, 1, requires_grad=True)
     dt, decay, one = torch.full((1, 256, 1), 10.0), torch.tensor([-16.0]), torch.ones(1, 256, 1, 1)
     y, _ = selective_scan(x, dt, decay, one, one)
@@ -73,14 +72,7 @@ def test_a_strong_decay_over_a_long_chunk_stays_finite() -> None:
 
 def model_and_formula() -> tuple[Tensor, Tensor]:
     """Logits of one mixer between embedding and output layer, and the same from arXiv:2405.21060, figure 6."""
-    from megatron.core import parallel_state, tensor_parallel
-
-    from nemo2.base.backend import get_backend
-    from nemo2.models.ssm import NemotronHConfig8B
-
-    get_backend().install()
-    parallel_state.initialize_model_parallel()
-    tensor_parallel.model_parallel_cuda_manual_seed(7)
+    small_runs.start_megatron()
     model = NemotronHConfig8B(**SIZES).configure_model(None).to(device())
     tokens = torch.arange(24, device=device()).view(2, 12)
     with torch.no_grad():
@@ -117,17 +109,12 @@ def test_a_mixer_computes_what_the_paper_says(run_on_ranks: Any) -> None:
 
 def adapted_names() -> tuple[set[str], set[str], set[str]]:
     """Names of a mixer's tensors with adapters, in its sharded and in its plain state, and the keys they are stored under."""
-    from megatron.core import parallel_state, tensor_parallel
 
-    from nemo2.base.backend import get_backend
     from nemo2.mcore.parallel.sharded_state import sharded_state
     from nemo2.mcore.parallel.transform import transformed
     from nemo2.models.peft import LoRA
-    from nemo2.models.ssm import NemotronHConfig8B
 
-    get_backend().install()
-    parallel_state.initialize_model_parallel()
-    tensor_parallel.model_parallel_cuda_manual_seed(7)
+    small_runs.start_megatron()
     model = transformed(
         NemotronHConfig8B(**SIZES).configure_model(None), LoRA(target_modules=["in_proj", "out_proj"], dim=4)
     )
@@ -144,24 +131,12 @@ def test_a_mixer_with_adapters_is_stored_under_its_own_keys(run_on_ranks: Any) -
 
 
 def refusals() -> list[str]:
-    from megatron.core import parallel_state, tensor_parallel
-
-    from nemo2.base.backend import get_backend
-    from nemo2.models.ssm import NemotronHConfig8B
-
-    get_backend().install()
-    parallel_state.initialize_model_parallel()
-    tensor_parallel.model_parallel_cuda_manual_seed(7)
+    small_runs.start_megatron()
     said = []
-    for changes in (
-        {"hybrid_override_pattern": "MM"},
-        {"mamba_num_groups": 3},
-        {"context_parallel_size": 2},
-    ):
-        try:
+    for changes in ({"hybrid_override_pattern": "MM"}, {"mamba_num_groups": 3}, {"context_parallel_size": 2}):
+        with pytest.raises(ConfigError) as error:
             NemotronHConfig8B(**{**SIZES, **changes}).configure_model(None)
-        except ConfigError as error:
-            said.append(str(error))
+        said.append(str(error.value))
     return said
 
 
@@ -174,16 +149,10 @@ def test_what_cannot_be_built_is_refused_in_words(run_on_ranks: Any) -> None:
 
 def stages_built(sizes: dict[str, Any]) -> list[Any]:
     """Of each of three pipeline stages how many layers Megatron-Core builds, or why none are."""
-    from megatron.core import parallel_state
-    from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
 
     from nemo2 import llm
-    from nemo2.base.backend import get_backend
 
-    get_backend().install()
-    parallel_state.destroy_model_parallel()
-    parallel_state.initialize_model_parallel(pipeline_model_parallel_size=3)
-    model_parallel_cuda_manual_seed(1)
+    small_runs.start_megatron(pipeline_model_parallel_size=3)
     found = []
     for layers, options in sizes.items():
         pattern = "M*-" * 3

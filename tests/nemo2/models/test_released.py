@@ -7,19 +7,19 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+import transformers
+from megatron.core.transformer.moe.router import TopKRouter
+from transformers import DeepseekV2Config as Published
+from transformers import LlamaConfig
 
 from nemo2.errors import ConfigError
+from nemo2.models.deepseek import DeepSeekV2Config, DeepSeekV3Config
+from nemo2.models.llama4 import Llama4Experts16Config, Llama4Experts128Config
+from nemo2.models.rotary import scale_rotary_frequencies
+from support import small_runs
+from support.small_runs import start_megatron
 
-TINY: dict[str, Any] = {
-    "num_layers": 2,
-    "hidden_size": 32,
-    "ffn_hidden_size": 64,
-    "num_attention_heads": 4,
-    "num_query_groups": 4,
-    "vocab_size": 96,
-    "seq_length": 32,
-    "kv_channels": 8,
-}
+TINY: dict[str, Any] = small_runs.MODEL | {"num_query_groups": 4, "vocab_size": 96, "seq_length": 32, "kv_channels": 8}
 EXPERTS: dict[str, Any] = {
     "num_moe_experts": 16,
     "moe_ffn_hidden_size": 16,
@@ -37,25 +37,11 @@ EXPERTS: dict[str, Any] = {
 }
 
 
-def start(**layout: Any) -> None:
-    from megatron.core import parallel_state, tensor_parallel
-
-    from nemo2.base.backend import get_backend
-
-    get_backend().install()
-    parallel_state.initialize_model_parallel(**layout)
-    tensor_parallel.model_parallel_cuda_manual_seed(7)
-
-
 def chosen(layout: dict[str, Any], replay: bool) -> list[dict[str, Any]]:
     """Of each router the weights that it gives to experts, beside those of transformers' router with the same weight."""
-    from megatron.core.transformer.moe.router import TopKRouter
-    from transformers import DeepseekV2Config as Published
     from transformers.models.deepseek_v2.modeling_deepseek_v2 import DeepseekV2TopkRouter
 
-    from nemo2.models.deepseek import DeepSeekV2Config
-
-    start(**layout)
+    start_megatron(**layout)
     config = DeepSeekV2Config(
         **TINY, **EXPERTS, **layout, mtp_num_layers=1, moe_enable_routing_replay=replay,
         sequence_parallel=layout["tensor_model_parallel_size"] > 1,
@@ -90,12 +76,9 @@ def test_deepseek_v2_picks_the_experts_that_the_release_picks(run_on_ranks: Any,
 
 
 def replayed() -> dict[str, torch.Tensor]:
-    from megatron.core.transformer.moe.router import TopKRouter
     from megatron.core.transformer.moe.router_replay import RouterReplay, RouterReplayAction
 
-    from nemo2.models.deepseek import DeepSeekV2Config
-
-    start()
+    start_megatron()
     chunk = DeepSeekV2Config(**TINY, **EXPERTS, moe_enable_routing_replay=True).configure_model(None)
     (router,) = (module for module in chunk.modules() if isinstance(module, TopKRouter))
     hidden, other = torch.randn(2, 8, 1, 32).unbind(0)
@@ -113,7 +96,6 @@ def test_a_recorded_choice_of_deepseek_v2_is_replayed(run_on_ranks: Any) -> None
 
 
 def test_the_fused_router_is_refused_for_groups_ranked_by_their_best_expert() -> None:
-    from nemo2.models.deepseek import DeepSeekV2Config, DeepSeekV3Config
     from nemo2.models.layers.rules import best_of_group_needs_plain_router
 
     def fused(made: Any, **fields: Any) -> list[str]:
@@ -129,11 +111,7 @@ def test_the_fused_router_is_refused_for_groups_ranked_by_their_best_expert() ->
 
 
 def test_scout_stretches_its_frequencies_as_released() -> None:
-    from transformers import LlamaConfig
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
-
-    from nemo2.models.llama4 import Llama4Experts16Config, Llama4Experts128Config
-    from nemo2.models.rotary import scale_rotary_frequencies
 
     ours = Llama4Experts16Config(num_layers=4)
     # rope_scaling of meta-llama/Llama-4-Scout-17B-16E's config.json
@@ -162,8 +140,6 @@ def test_scout_stretches_its_frequencies_as_released() -> None:
 
 
 def test_a_frequency_that_turns_exactly_once_is_a_number() -> None:
-    from nemo2.models.rotary import scale_rotary_frequencies
-
     once = torch.tensor([2 * torch.pi / 8192], dtype=torch.float64)
     scaling = {"scale_factor": 16.0, "low_freq_factor": 1.0, "high_freq_factor": 1.0, "old_context_len": 8192}
     assert scale_rotary_frequencies(once, **scaling).isfinite().all()
@@ -174,7 +150,6 @@ def test_a_frequency_that_turns_exactly_once_is_a_number() -> None:
     [("starcoder.Starcoder2Config7B", "Starcoder2Config", 4096), ("phi3.Phi3ConfigMini", "Phi3Config", 2047)],
 )
 def test_a_token_sees_as_far_back_as_in_the_release(ours: str, theirs: str, window: int) -> None:
-    import transformers
     from transformers.masking_utils import create_sliding_window_causal_mask
 
     from nemo2.models.layers.attend import AttentionRule
@@ -211,9 +186,8 @@ def chunked_attention(lengths: list[int], rooms: list[int] | None, chunk: int) -
 
     from nemo2.models.layers.attention import SDPAttention
     from nemo2.models.layers.chunked_attention import attend_in_chunks
-    from nemo2.models.llama4 import Llama4Experts16Config
 
-    start()
+    start_megatron()
     sizes: dict[str, Any] = TINY | {"num_layers": 4}
     config = Llama4Experts16Config(**sizes, attention_chunk_size=chunk)
     attention: Any = SDPAttention(config, 1, AttnMaskType.causal, "self")
@@ -250,9 +224,7 @@ def test_chunks_need_not_divide_a_sequence(run_on_ranks: Any, lengths: list[int]
 
 def llama4_at_other_lengths() -> dict[str, torch.Tensor]:
     """Logits of a sequence that is no multiple of the chunk and longer than was configured, and of its beginning."""
-    from nemo2.models.llama4 import Llama4Experts16Config
-
-    start()
+    start_megatron()
     sizes: dict[str, Any] = TINY | {"seq_length": 8, "num_layers": 4}
     config = Llama4Experts16Config(
         **sizes, num_moe_experts=2, moe_ffn_hidden_size=16,
@@ -277,7 +249,7 @@ def baichuan(layout: dict[str, Any]) -> dict[str, Any]:
     """Logits and the gradient of the output layer, beside those of the release's formula."""
     from nemo2.models.baichuan import Baichuan2Config
 
-    start(**layout)
+    start_megatron(**layout)
     chunk: Any = Baichuan2Config(**TINY, **layout).configure_model(None)
     handed: list[torch.Tensor] = []
     chunk.output_layer.register_forward_pre_hook(lambda layer, inputs: handed.append(inputs[0]))

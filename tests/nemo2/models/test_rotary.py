@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stretched rotary positions: transformers' frequencies at every length, and what they can't go with."""
+"""Stretched rotary positions: transformers' frequencies at every length, the rule of Llama 3.1, and what they can't go with."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -8,6 +8,10 @@ import pytest
 import torch
 
 from nemo2.errors import ConfigError
+from nemo2.models.conversion.families import conversion_for, conversion_of
+from nemo2.models.llama import Llama31Config8B, LlamaConfig
+from nemo2.models.rotary import DynamicNTK, LongRope, Yarn, scale_rotary_frequencies
+from support.plain_decoder import scaled_by_wavelength
 
 BASE, WIDTH, ORIGINAL, LONGEST = 10_000.0, 16, 32, 128
 CHANNELS = {"short_factor": [1.0 + 0.1 * n for n in range(8)], "long_factor": [2.0 + n for n in range(8)]}
@@ -41,8 +45,6 @@ def told_by(kind: str, **fields: Any) -> dict[str, Any]:
 
 
 def read(told: dict[str, Any]) -> Any:
-    from nemo2.models.conversion.families import conversion_for
-
     return conversion_for(told).config(told)
 
 
@@ -67,10 +69,20 @@ def test_frequencies_are_transformers(kind: str) -> None:
         torch.testing.assert_close(found, stretching.frequencies(plain, base=BASE, length=alike or 10 * LONGEST))
 
 
+@pytest.mark.parametrize(
+    ("scale", "low", "high", "old"), [(8.0, 1.0, 4.0, 8192), (32.0, 1.0, 4.0, 8192), (4.0, 2.0, 3.0, 512)]
+)
+def test_the_scaling_of_llama_3_1_is_the_published_rule(scale: float, low: float, high: float, old: int) -> None:
+    plain = [500_000 ** (-i / 64) for i in range(64)]
+    ours = scale_rotary_frequencies(
+        torch.tensor(plain, dtype=torch.float64),
+        scale_factor=scale, low_freq_factor=low, high_freq_factor=high, old_context_len=old,
+    )  # fmt: skip
+    assert ours.tolist() == pytest.approx(scaled_by_wavelength(plain, scale, low, high, old), rel=1e-12)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_is_exported_is_the_same_stretching(kind: str) -> None:
-    from nemo2.models.conversion.families import conversion_of
-
     ours = read(told_by(kind))
     told = conversion_of(ours).hf_config(ours) | {"architectures": ["LlamaForCausalLM"]}
     assert read(told).rope_stretching == ours.rope_stretching
@@ -80,8 +92,6 @@ def test_what_is_exported_is_the_same_stretching(kind: str) -> None:
 
 def test_a_long_phi_keeps_the_fields_of_its_release() -> None:
     """Those of Phi-3-mini-128k-instruct, its original length beside the scaling; transformers 4 takes no further ones."""
-    from nemo2.models.conversion.families import conversion_of
-
     scaling = {"type": "su", **CHANNELS}
     told = told_by("longrope") | {"architectures": ["Phi3ForCausalLM"], "model_type": "phi3", "rope_scaling": scaling}
     del told["rope_parameters"]
@@ -110,9 +120,6 @@ def test_a_long_phi_keeps_the_fields_of_its_release() -> None:
     ],
 )
 def test_what_stretching_can_t_go_with_is_refused(fields: dict[str, Any], words: str) -> None:
-    from nemo2.models.llama import LlamaConfig
-    from nemo2.models.rotary import Yarn
-
     sizes: dict[str, Any] = {"num_layers": 1, "hidden_size": 64, "num_attention_heads": 4, "apply_rope_fusion": False}
     stretching = Yarn(original_length=ORIGINAL, factor=4.0)
     with pytest.raises(ConfigError, match=words):
@@ -121,8 +128,6 @@ def test_what_stretching_can_t_go_with_is_refused(fields: dict[str, Any], words:
 
 def test_classes_with_a_scaling_of_their_own_refuse_another() -> None:
     from nemo2.models.gemma3 import Gemma3Config1B
-    from nemo2.models.llama import Llama31Config8B
-    from nemo2.models.rotary import DynamicNTK
 
     for kind in (Llama31Config8B, Gemma3Config1B):
         with pytest.raises(ConfigError, match="both change rotary frequencies: keep only one"):
@@ -133,8 +138,6 @@ def on_context_ranks(ranks: int) -> torch.Tensor:
     """Logits of this rank's tokens, by their places."""
     from megatron.core import parallel_state as ps
 
-    from nemo2.models.llama import LlamaConfig
-    from nemo2.models.rotary import LongRope
     from support import hf_parity as parity
 
     parity.start(context_parallel_size=ranks)

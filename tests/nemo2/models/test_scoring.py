@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from nemo2.errors import ConfigError, DataError
+from nemo2.llm.evaluation.perplexity import _windows, perplexity_of
 from support import hf_parity as parity
 from support.hf_models import ROWS, VOCABULARY
 
@@ -42,7 +43,6 @@ def texts() -> list[str]:
 
 
 def asked_of(root: str, layout: dict[str, Any]) -> dict[str, Any]:
-    from nemo2.llm.evaluation.perplexity import perplexity_of
     from nemo2.models.scoring import score
 
     parity.start(**layout)
@@ -114,8 +114,6 @@ def test_every_token_of_a_text_is_predicted_once_and_a_stride_gives_each_more_be
 
 
 def test_windows_are_those_of_lm_eval() -> None:
-    from nemo2.llm.evaluation.perplexity import _windows
-
     # The example in the documentation of lm-eval's `loglikelihood_rolling`: P is the prefix, windows have 4 tokens.
     found = list(_windows(["P", *range(10)], 4, 4))  # pyright: ignore[reportArgumentType]
     read = [[*given, *asked][:-1] for given, asked in found]
@@ -139,7 +137,5 @@ class Silent:
     ],
 )
 def test_what_cannot_be_measured_is_refused(tokenizer: Any, settings: Any, error: Any, words: str) -> None:
-    from nemo2.llm.evaluation.perplexity import perplexity_of
-
     with pytest.raises(error, match=words):
         perplexity_of(None, tokenizer, **{"texts": ["A"], "max_sequence_length": MOST, **settings})

@@ -7,19 +7,16 @@ from typing import Any
 import pytest
 import torch
 
+from support import small_runs
+
 MASK = [[0, 1, 1, 0, 1, 1, 0, 0], [1, 1, 0, 0, 0, 0, 0, 0]]
 PADDING = [[False] * 6 + [True] * 2, [False] * 3 + [True] * 5]
 
 
 def ratios(batches: list[list[Any]]) -> list[float]:
-    from megatron.core import parallel_state
-
-    from nemo2.base.backend import get_backend
     from nemo2.models.step_tokens import ALL, PRESENT, count_step_tokens, further, trained_over
 
-    get_backend().install()
-    parallel_state.destroy_model_parallel()
-    parallel_state.initialize_model_parallel()
+    small_runs.start_megatron()
     count_step_tokens(batches[torch.distributed.get_rank()], mtp_num_layers=2)
     return [float(trained_over(name)) for name in (ALL, PRESENT, further(1), further(2))]
 

@@ -7,11 +7,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from megatron.core.ssm import gated_delta_net
+from megatron.core.ssm import mamba_hybrid_layer_allocation as allocation
 
 from nemo2.errors import ConfigError
 from nemo2.models.hybrid_pattern import hybrid_pattern, pattern_problems
 from nemo2.models.parts import Attention, Experts, Mixer
 from nemo2.models.walker import shape_of
+from support import small_runs
 from support.families import small_and_unlike
 
 TINY: dict[str, Any] = {
@@ -88,23 +91,18 @@ def with_experts_in_hybrids(config: Any) -> Any:
 
 
 def weights_of(model: Any) -> dict[str, tuple[int, int]]:
-    """Matrices of the built model by their module's name; routed experts' are summed up under their first."""
-    found = {}
-    for name, module in model.named_modules():
-        weight = getattr(module, "weight", None)
-        if weight is not None and weight.dim() == 2 and "experts" not in name.split("."):
-            found[name] = tuple(weight.shape)
-    return found
+    """Matrices of the built model's layers by their module's name, but for those of routed experts."""
+    outside = ("embedding.", "output_layer")
+    return {
+        name: tuple(module.weight.shape)
+        for name, module in model.named_modules()
+        if getattr(module, "weight", None) is not None and module.weight.dim() == 2
+        if "experts" not in name.split(".") and not name.startswith(outside)
+    }
 
 
 def built() -> dict[str, dict[str, Any]]:
-    from megatron.core import parallel_state, tensor_parallel
-
-    from nemo2.base.backend import get_backend
-
-    get_backend().install()
-    parallel_state.initialize_model_parallel()
-    tensor_parallel.model_parallel_cuda_manual_seed(1)
+    small_runs.start_megatron()
     configs = small_and_unlike()
     for name, (path, fields) in ODD.items():
         module, _, cls = path.partition(":")
@@ -135,29 +133,15 @@ def models(run_on_ranks: Any) -> dict[str, dict[str, Any]]:
 
 
 @pytest.mark.quick
-def test_parameters_are_as_many_as_megatron_core_builds(models: Any) -> None:
-    assert len(models) > 40
-    wrong = {
-        name: found["parameters"] for name, found in models.items() if found["parameters"][0] != found["parameters"][1]
-    }
-    assert not wrong
-
-
-def test_linear_layers_have_the_names_and_sizes_of_the_built_modules(models: Any) -> None:
-    outside = ("embedding.", "output_layer")
+def test_a_shape_has_the_parameters_the_experts_and_the_linear_layers_that_megatron_core_builds(models: Any) -> None:
+    assert len(models) > 40 and any(found["experts"][0] for found in models.values())
     for name, found in models.items():
-        ours, theirs = found["linears"]
-        assert ours == {key: size for key, size in theirs.items() if not key.startswith(outside)}, name
-
-
-def test_routed_experts_are_as_many_weights_as_their_modules_hold(models: Any) -> None:
-    for name, found in models.items():
-        assert found["experts"][0] == found["experts"][1], name
-    assert any(found["experts"][0] for found in models.values())
+        for ours, theirs in (found["parameters"], found["experts"], found["linears"]):
+            assert ours == theirs, name
 
 
 def test_routed_parameters_and_those_that_a_token_meets_are_the_published_ones() -> None:
-    """37 B of 671 B, arXiv:2412.19437; the embedding's look-up meets one row."""
+    """37 B of 671 B, and 11.5 B of a further prediction, arXiv:2412.19437; the embedding's look-up meets one row."""
     from nemo2.models.deepseek import DeepSeekV3Config
 
     shape = shape_of(DeepSeekV3Config(), 129_280)
@@ -165,6 +149,8 @@ def test_routed_parameters_and_those_that_a_token_meets_are_the_published_ones()
     per_expert = 3 * 7168 * 2048
     assert shape.routed_parameters == 58 * 256 * per_expert
     assert shape.parameters - shape.active_parameters == 58 * (256 - 8) * per_expert
+    further = shape_of(DeepSeekV3Config(mtp_num_layers=1), 129_280)
+    assert further.parameters - shape.parameters == pytest.approx(11.5e9, rel=0.02)
 
 
 def config_of_pattern(pattern: str | None, **fields: Any) -> SimpleNamespace:
@@ -208,8 +194,6 @@ def test_a_depth_that_repeats_computes_again_and_weighs_nothing() -> None:
 
 def test_letters_mean_what_megatron_core_has_for_them() -> None:
     """Its own table of symbols: a new one must be told here."""
-    from megatron.core.ssm import mamba_hybrid_layer_allocation as allocation
-
     symbols = allocation.Symbols
     known = set(getattr(symbols, "VALID_LAYERS", None) or symbols.VALID)
     sizes: dict[str, Any] = {
@@ -251,19 +235,14 @@ def test_unknown_kinds_of_attention_are_refused() -> None:
 def built_alone() -> dict[str, tuple[int, int]]:
     """Parts whose layers need a GPU's kernels to run, but not to be built."""
     import torch
-    from megatron.core import parallel_state, tensor_parallel
     from megatron.core.process_groups_config import ProcessGroupCollection
-    from megatron.core.ssm import gated_delta_net
     from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
     from megatron.core.transformer.experimental_attention_variant import dsa
     from megatron.core.transformer.transformer_config import MLATransformerConfig
 
-    from nemo2.base.backend import get_backend
     from nemo2.models.layers.norm import TorchNorm
 
-    get_backend().install()
-    parallel_state.initialize_model_parallel()
-    tensor_parallel.model_parallel_cuda_manual_seed(1)
+    small_runs.start_megatron()
     groups = ProcessGroupCollection.use_mpu_process_groups()
     variants: dict[str, Any] = {
         "linear_attention_freq": 2,
@@ -320,8 +299,6 @@ def test_layers_for_gpus_only_weigh_what_their_modules_do(run_on_ranks: Any) -> 
 
 
 def test_what_the_installed_version_would_not_build_of_a_pattern_is_told() -> None:
-    from megatron.core.ssm import mamba_hybrid_layer_allocation as allocation
-
     assert not list(pattern_problems(config_of_pattern("M-M*")))
     assert not list(pattern_problems(SimpleNamespace(**TINY)))
     (short,) = pattern_problems(config_of_pattern("M-M*", num_layers=5))

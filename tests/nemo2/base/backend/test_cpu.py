@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from nemo2.errors import RuntimeFault
 
@@ -40,8 +41,6 @@ def unchanged(before: dict) -> bool:
 
 
 def on_a_gpu_machine() -> tuple[str, str, bool, str]:
-    import torch
-
     torch.cuda.is_available = lambda: True
     from nemo2.base.backend import cuda, get_backend
     from nemo2.base.backend.cpu import CpuBackend
@@ -81,32 +80,31 @@ def test_importing_and_asking_patch_nothing(run_on_ranks):
     assert in_one_process(run_on_ranks, import_and_ask)
 
 
-def install_without_psutil() -> tuple[str, bool]:
-    from nemo2.base.backend import cpu
-
+def refused(backend: Any) -> tuple[str, bool]:
+    """Why it isn't installed, and whether that changed nothing."""
     before = every_target()
-    cpu.has = lambda module: module != "psutil"
     try:
-        cpu.CpuBackend().install()
+        backend.install()
     except RuntimeFault as error:
         return str(error), unchanged(before)
     return "", False
+
+
+def install_without_psutil() -> tuple[str, bool]:
+    from nemo2.base.backend import cpu
+
+    cpu.has = lambda module: module != "psutil"
+    return refused(cpu.CpuBackend())
 
 
 def install_under_torch(version: str, world: int) -> tuple[str, bool]:
     import os
 
     from nemo2.base.backend import cpu
-    from nemo2.errors import RuntimeFault
 
     cpu.torch.__version__ = version
     os.environ["WORLD_SIZE"] = str(world)
-    backend = cpu.CpuBackend()
-    try:
-        backend.install()
-    except RuntimeFault as error:
-        return str(error), backend._patcher is None
-    return "", False
+    return refused(cpu.CpuBackend())
 
 
 @pytest.mark.parametrize(
@@ -144,24 +142,26 @@ def test_a_missing_psutil_is_said_at_once(run_on_ranks):
     assert untouched
 
 
-def fail_half_way() -> bool:
+def fail_half_way() -> tuple[str, bool]:
     from nemo2.base.backend import cpu, cpu_patches
     from nemo2.base.backend.patching import Patch
 
-    before = every_target()
     broken = Patch(target="megatron.core:no_such_name", replacement=None, why="a test")
     complete = cpu_patches.megatron_patches
+    backend = cpu.CpuBackend()
+    before = every_target()
     cpu_patches.megatron_patches = lambda: (*complete(), broken)
     try:
-        cpu.CpuBackend().install()
-    except RuntimeFault:
+        backend.install()
+    except RuntimeFault as error:
         cpu_patches.megatron_patches = complete
-        return unchanged(before)
-    return False
+        return str(error), unchanged(before)
+    return "", False
 
 
 def test_a_failed_installation_leaves_nothing_behind(run_on_ranks):
-    assert in_one_process(run_on_ranks, fail_half_way)
+    message, untouched = in_one_process(run_on_ranks, fail_half_way)
+    assert "no_such_name" in message and untouched
 
 
 # ----------------------------------------------------------------------------------------------------- where it is
@@ -226,8 +226,6 @@ def test_it_also_reaches_what_was_imported_before(run_on_ranks):
 
 
 def devices() -> dict[str, set[str]]:
-    import torch
-
     from nemo2.base.backend import get_backend
 
     get_backend().install()
@@ -270,7 +268,6 @@ def test_cuda_means_cpu_and_other_devices_stay_what_they_are(run_on_ranks):
 
 
 def random_numbers() -> tuple[bool, bool, bool, int]:
-    import torch
     from megatron.core import tensor_parallel
 
     from nemo2.base.backend import get_backend
@@ -312,7 +309,6 @@ def gloo_groups() -> list:
     of the second, under way at once, brought."""
     import time
 
-    import torch
     from torch.distributed.distributed_c10d import _coalescing_manager
 
     from nemo2.base.backend.cpu import CpuBackend
@@ -358,8 +354,6 @@ def test_collectives_of_a_gloo_group_run_in_one_thread(run_on_ranks):
 
 
 def memory() -> tuple[dict[str, int], dict[str, int]]:
-    import torch
-
     from nemo2.base.backend import get_backend
 
     backend = get_backend()
@@ -400,13 +394,3 @@ def test_overrides_name_real_fields_and_make_a_gpu_configuration_legal():
     }
     config = TransformerConfig(**asked_for | {k: v for k, (v, _) in overrides.items() if k in known})
     assert not config.apply_rope_fusion and config.fp8 is None
-
-
-@pytest.mark.parametrize("te", [True, False])
-def test_a_gpu_without_transformer_engine_only_loses_what_needs_it(monkeypatch, te):
-    from nemo2.base.backend import cuda
-
-    monkeypatch.setattr(cuda, "have_te", lambda: te)
-    overrides = cuda.CudaBackend().config_overrides()
-    assert ("apply_rope_fusion" in overrides) is not te
-    assert "deallocate_pipeline_outputs" not in overrides

@@ -25,6 +25,7 @@ def test_what_is_turned_off_without_it_names_a_setting_and_its_cost(monkeypatch:
     # The second is an option of fused kernels that only some versions have as a field.
     assert set(found) - fields <= {"moe_router_fusion"}
     assert found["gradient_accumulation_fusion"][0] is False
+    assert "apply_rope_fusion" in found and "deallocate_pipeline_outputs" not in found
     assert len({reason for _, reason in found.values()}) == len(found)  # each its own
     monkeypatch.setattr(cuda, "has", lambda name: name == "fused_weight_gradient_mlp_cuda")
     assert "gradient_accumulation_fusion" not in CudaBackend().config_overrides()

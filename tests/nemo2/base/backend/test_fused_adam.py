@@ -36,13 +36,6 @@ def test_it_moves_parameters_as_torch_does(adam_w_mode, reference):
             torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-7)
 
 
-def test_the_two_kinds_of_weight_decay_differ():
-    decoupled, coupled = parameters(), parameters()
-    step(FusedAdam(decoupled, adam_w_mode=True, **HYPER), decoupled, 0)
-    step(FusedAdam(coupled, adam_w_mode=False, **HYPER), coupled, 0)
-    assert not torch.allclose(decoupled[0], coupled[0], atol=1e-4)
-
-
 def test_the_step_is_an_integer_of_the_group_and_absent_from_an_empty_one():
     params = parameters()
     optimizer = FusedAdam([{"params": params}, {"params": []}], **HYPER)

@@ -14,7 +14,7 @@ from nemo2.data.tokenizer import BPETokenizer, ByteTokenizer
 from nemo2.errors import ConfigError
 from support import family_chats, small_chats
 from support.family_chats import CHATS, CONVERSATIONS
-from support.small_chats import say
+from support.small_chats import say, trained_text
 
 LONG = say(
     ("system", "You are helpful."),
@@ -34,17 +34,14 @@ def encode(tokenizer: Any, record: Any, template: str | None = None, **options: 
     return ChatEncoder(tokenizer, chat_template=template, **options).encode(record)
 
 
-def by_hand(
-    tokenizer: Any, record: Any, trained_roles: tuple[str, ...] = ("assistant",)
-) -> tuple[list[int], list[bool]]:
+def by_hand(tokenizer: Any, record: Any) -> tuple[list[int], list[bool]]:
     """ChatML put together piece by piece: the mask is known because nobody has to look for it."""
     ids: list[int] = []
     trained: list[bool] = []
     for message in record["messages"]:
-        answers = message["role"] in trained_roles
         for text, counts in (
             (f"<|im_start|>{message['role']}\n", False),
-            (f"{message['content']}<|im_end|>", answers),
+            (f"{message['content']}<|im_end|>", message["role"] == "assistant"),
             ("\n", False),
         ):
             piece = tokenizer.text_to_ids(text)
@@ -53,45 +50,12 @@ def by_hand(
     return ids, trained
 
 
-def test_the_ids_are_those_that_the_tokenizers_own_template_gives(tokenizer):
-    ids = encode(tokenizer, LONG).ids
-    assert ids == tokenizer.tokenizer.apply_chat_template(LONG["messages"], return_dict=False)
-
-
 @pytest.mark.parametrize("template", [small_chats.CHATML, small_chats.MARKED], ids=["prefixes", "blocks"])
-def test_each_turn_of_the_assistant_is_trained_on_with_the_token_that_ends_it(tokenizer, template):
+def test_each_turn_of_the_assistant_or_the_last_is_trained_on_with_the_token_that_ends_it(tokenizer, template):
     sample = encode(tokenizer, LONG, template)
     assert (sample.ids, sample.trained) == by_hand(tokenizer, LONG)
-    spoken = tokenizer.tokenizer.decode([i for i, t in zip(sample.ids, sample.trained, strict=True) if t])
-    assert spoken == "Zero.<|im_end|>Zero, the sum of nothing.<|im_end|>"
-
-
-@pytest.mark.parametrize("template", [small_chats.CHATML, small_chats.MARKED], ids=["prefixes", "blocks"])
-def test_the_last_turn_only(tokenizer, template):
-    sample = encode(tokenizer, LONG, template, turns="last")
-    spoken = tokenizer.tokenizer.decode([i for i, t in zip(sample.ids, sample.trained, strict=True) if t])
-    assert spoken == "Zero, the sum of nothing.<|im_end|>"
-    assert sample.ids == by_hand(tokenizer, LONG)[0]
-
-
-@pytest.mark.parametrize("weight", ["x", 0.5, -1])
-def test_a_weight_that_is_neither_0_nor_1_is_told_with_its_turn(tokenizer, weight):
-    record = say(("user", "red?"), ("assistant", "blue"))
-    record["messages"][1]["weight"] = weight
-    with pytest.raises(Malformed, match="message 2, of the assistant, has weight"):
-        encode(tokenizer, record)
-
-
-@pytest.mark.parametrize("template", [small_chats.CHATML, small_chats.MARKED], ids=["prefixes", "blocks"])
-def test_a_turn_of_weight_0_is_context(tokenizer, template):
-    record = say(("user", "red"), ("assistant", "blue"), ("user", "day"), ("assistant", "night"))
-    record["messages"][1]["weight"] = 0
-    sample = encode(tokenizer, record, template)
-    spoken = tokenizer.tokenizer.decode([i for i, t in zip(sample.ids, sample.trained, strict=True) if t])
-    assert spoken == "night<|im_end|>"
-    record["messages"][3]["weight"] = 0
-    with pytest.raises(Empty, match="every turn of the assistant has weight 0"):
-        encode(tokenizer, record, template)
+    last = encode(tokenizer, LONG, template, turns="last")
+    assert last.ids == sample.ids and trained_text(tokenizer, last) == "Zero, the sum of nothing.<|im_end|>"
 
 
 def test_blocks_that_are_not_one_per_turn_pick_no_turns(tokenizer):
@@ -110,32 +74,6 @@ def test_what_the_user_says_in_the_assistants_words_is_not_trained_on(tokenizer)
     assert encode(tokenizer, record).trained == by_hand(tokenizer, record)[1]
 
 
-def test_tools_and_their_calls(tokenizer):
-    call = {"type": "function", "function": {"name": "weather", "arguments": {"place": "Paris"}}}
-    record = {
-        "messages": [
-            {"role": "user", "content": "weather in Paris?"},
-            {"role": "assistant", "content": None, "tool_calls": [call]},
-            {"role": "tool", "content": "mild"},
-            {"role": "assistant", "content": "It is mild."},
-        ],
-        "tools": [{"type": "function", "function": {"name": "weather", "parameters": {}}}],
-    }
-    sample = encode(tokenizer, record, small_chats.WITH_TOOLS)
-    spoken = tokenizer.tokenizer.decode([i for i, t in zip(sample.ids, sample.trained, strict=True) if t])
-    assert spoken == '<call>weather{"place": "Paris"}</call><|im_end|>It is mild.<|im_end|>'
-    assert '"parameters"' in tokenizer.tokenizer.decode(sample.ids)
-
-
-def test_other_names_of_fields_and_roles(tokenizer):
-    record = {
-        "system": "You are helpful.",
-        "conversations": [{"from": "human", "value": "red"}, {"from": "gpt", "value": "blue"}],
-    }
-    same = say(("system", "You are helpful."), ("user", "red"), ("assistant", "blue"))
-    assert encode(tokenizer, record) == encode(tokenizer, same)
-
-
 def test_a_template_that_rewrites_earlier_turns_is_refused_and_may_train_on_the_last(tokenizer):
     record = say(
         ("user", "red"),
@@ -146,8 +84,7 @@ def test_a_template_that_rewrites_earlier_turns_is_refused_and_may_train_on_the_
     with pytest.raises(Malformed, match=r"leaves out the reasoning of message 2.*'turns': 'last'"):
         encode(tokenizer, record, small_chats.REASONING)
     sample = encode(tokenizer, record, small_chats.REASONING, turns="last")
-    spoken = tokenizer.tokenizer.decode([i for i, t in zip(sample.ids, sample.trained, strict=True) if t])
-    assert spoken == "<think>oh</think>night<|im_end|>"
+    assert trained_text(tokenizer, sample) == "<think>oh</think>night<|im_end|>"
 
 
 def test_nemos_own_format(tokenizer):
@@ -156,22 +93,19 @@ def test_nemos_own_format(tokenizer):
         "<extra_id_0>System\nYou are helpful.\n<extra_id_1>User\nWhat does the function return?\n<extra_id_1>Assistant\nZero.\n"
         "<extra_id_1>User\nFor an empty list?\n<extra_id_1>Assistant\nZero, the sum of nothing.\n<extra_id_1>"
     )
-    spoken = tokenizer.tokenizer.decode([i for i, t in zip(sample.ids, sample.trained, strict=True) if t])
-    assert spoken == "Zero.\n<extra_id_1>Zero, the sum of nothing.\n<extra_id_1>"
+    assert trained_text(tokenizer, sample) == "Zero.\n<extra_id_1>Zero, the sum of nothing.\n<extra_id_1>"
 
 
 def test_the_plain_template_needs_no_token_but_the_end_of_a_text(tmp_path):
     base = small_chats.make_tokenizer(tmp_path, None)
+    end = base.tokenizer.eos_token
     record = say(
         ("system", "Be brief."), ("user", "One?"), ("assistant", "Two."), ("user", "On?"), ("assistant", "Yes.")
     )
     sample = encode(base, record, "plain")
-    hf: Any = base.tokenizer
-    end = hf.eos_token
     turns = f"System:\nBe brief.\nUser:\nOne?\nAssistant:\nTwo.{end}\nUser:\nOn?\nAssistant:\nYes.{end}\n"
-    assert hf.decode(sample.ids) == turns
-    trained = [token for token, counts in zip(sample.ids, sample.trained, strict=True) if counts]
-    assert hf.decode(trained) == f"Two.{end}Yes.{end}"
+    assert base.tokenizer.decode(sample.ids) == turns
+    assert trained_text(base, sample) == f"Two.{end}Yes.{end}"
 
 
 def test_a_slow_tokenizer_finds_the_same_tokens(tokenizer):
@@ -219,32 +153,28 @@ def test_records_that_are_no_conversations(tokenizer, record, error, why):
         encode(tokenizer, record, small_chats.STRICT)
 
 
-def test_a_template_that_shows_no_text_is_refused(tokenizer):
-    silent = "{%- for message in messages -%}{{- message.role -}}{%- endfor -%}"
-    silent += "{%- if add_generation_prompt -%}{{- 'assistant' -}}{%- endif -%}"
-    with pytest.raises(
-        Malformed, match="leaves out the text of turn 2|leaves out the content of message 1, of the user"
-    ):
-        encode(tokenizer, say(("user", "x"), ("assistant", "y")), silent)
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"template": "no/such/file.jinja"}, "neither a template nor an existing file"),
+        ({"tokenizer": ByteTokenizer(), "template": small_chats.CHATML}, "require a Hugging Face tokenizer"),
+        ({"turns": "first"}, "turns='first': must be 'all' or 'last'"),
+        ({"chat_template_kwargs": {"tools": []}}, "'tools', which nemo2 sets"),
+        ({"chat_template_kwargs": {"x": object()}}, "plain data"),
+        ({"chat_template_kwargs": ["x"]}, "plain data"),
+    ],
+)
+def test_settings_that_cannot_work(tokenizer, options, why):
+    with pytest.raises(ConfigError, match=why):
+        encode(**{"tokenizer": tokenizer, "record": LONG, **options})
 
 
-def test_settings_that_cannot_work(tokenizer, tmp_path):
-    without = small_chats.make_tokenizer(tmp_path, chat_template=None)
-    with pytest.raises(ConfigError, match="has no chat template, as .* 'plain'"):
-        encode(without, LONG)
-    with pytest.raises(ConfigError, match="neither a template nor an existing file"):
-        encode(without, LONG, "no/such/file.jinja")
-    with pytest.raises(ConfigError, match="require a Hugging Face tokenizer"):
-        encode(ByteTokenizer(), LONG, small_chats.CHATML)
-    with pytest.raises(ConfigError, match="turns='first': must be 'all' or 'last'"):
-        ChatEncoder(tokenizer, turns="first")  # pyright: ignore[reportArgumentType]
-    for variables, why in (
-        ({"tools": []}, "'tools', which nemo2 sets"),
-        ({"x": object()}, "plain data"),
-        (["x"], "plain data"),
-    ):
-        with pytest.raises(ConfigError, match=why):
-            ChatEncoder(tokenizer, chat_template_kwargs=variables)  # pyright: ignore[reportArgumentType]
+@pytest.mark.parametrize(
+    ("chat_template", "why"), [(None, "has no chat template, as .* 'plain'"), ({"rag": small_chats.CHATML}, "'rag'")]
+)
+def test_a_tokenizer_without_a_default_template_names_those_that_will_do(tmp_path, chat_template, why):
+    with pytest.raises(ConfigError, match=why):
+        encode(small_chats.make_tokenizer(tmp_path, chat_template), LONG)
 
 
 def test_nemos_format_needs_its_tokens(tokenizer):
@@ -267,30 +197,20 @@ def test_nemos_format_needs_its_tokens(tokenizer):
 
 def test_a_template_named_tool_use_renders_conversations_with_tools(tmp_path):
     """As transformers chooses: the default one for others, and a name that is asked for always."""
-    named = {
+    named: Any = {
         "default": small_chats.CHATML,
         "tool_use": "TOOLS {{ tools | tojson }} " + small_chats.CHATML,
         "rag": "RAG " + small_chats.CHATML,
     }
-    tokenizer = small_chats.make_tokenizer(tmp_path, named)  # pyright: ignore[reportArgumentType]
-    plain = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}
-    tools = [{"type": "function", "function": {"name": "search", "parameters": {}}}]
-    for record in (plain, {**plain, "tools": tools}):
-        ids = ChatEncoder(tokenizer).encode(record).ids
-        rendered = tokenizer.tokenizer.apply_chat_template(
-            record["messages"], tools=record.get("tools"), tokenize=False
-        )
-        assert ids == tokenizer.text_to_ids(rendered)
+    tokenizer = small_chats.make_tokenizer(tmp_path, named)
+    plain = say(("user", "a"), ("assistant", "b"))
+    for tools in (None, CONVERSATIONS["tools"]["tools"]):
+        rendered = tokenizer.tokenizer.apply_chat_template(plain["messages"], tools=tools, tokenize=False)
+        assert encode(tokenizer, {**plain, "tools": tools}).ids == tokenizer.text_to_ids(rendered)
     asked = ChatEncoder(tokenizer, chat_template="rag")
     assert asked.template == named["rag"] and asked.identity != ChatEncoder(tokenizer).identity
     with pytest.raises(ConfigError, match="'default', 'tool_use', 'rag'"):
-        ChatEncoder(tokenizer, chat_template="other").template  # noqa: B018
-
-
-def test_a_tokenizer_whose_templates_have_no_default_names_them(tmp_path):
-    tokenizer = small_chats.make_tokenizer(tmp_path, {"rag": small_chats.CHATML})  # pyright: ignore[reportArgumentType]
-    with pytest.raises(ConfigError, match="'rag'"):
-        ChatEncoder(tokenizer).template  # noqa: B018
+        encode(tokenizer, plain, "other")
 
 
 @pytest.fixture(scope="module")

@@ -7,11 +7,9 @@ import pytest
 
 from nemo2.data.finetuning.chat import NEMO_TEMPLATE, ChatEncoder
 from nemo2.data.finetuning.dialects import conversation_of
-from nemo2.data.finetuning.encode import BadRecords, Report, encode_all
-from nemo2.data.finetuning.hf_dataset import HFDatasetDataModule
 from nemo2.data.finetuning.sample import Empty, Malformed
 from support import small_chats
-from support.small_chats import say
+from support.small_chats import report_of, say, trained_text
 
 HEAD = "{%- for message in messages -%}{{- '<|im_start|>' + message.role + '\\n' -}}"
 TAIL = "{{- '<|im_end|>\\n' -}}{%- endfor -%}{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}"
@@ -27,41 +25,45 @@ def calls(arguments: str) -> str:
     )
 
 
-OBJECTS = TOOLS + HEAD + CONTENT + calls("{{- call.function.arguments | tojson -}}") + TAIL
+TO_JSON = "{{- call.function.arguments | tojson -}}"
+OBJECTS = TOOLS + HEAD + CONTENT + calls(TO_JSON) + TAIL
 TEXTS = TOOLS + HEAD + CONTENT + calls("{{- '' + call.function.arguments -}}") + TAIL
 PLAIN = TOOLS + HEAD + CONTENT + calls("{{- call.function.arguments -}}") + TAIL
-PARAMETERS = (
-    TOOLS
-    + HEAD
-    + CONTENT
-    + calls(
-        "{%- for k, v in call.function.arguments.items() -%}{{- k }}={{ v if v is string else v | tojson }};{%- endfor -%}"
-    )
-    + TAIL
+PAIRS = (
+    "{%- for k, v in call.function.arguments.items() -%}{{- k }}={{ v if v is string else v | tojson }};{%- endfor -%}"
 )
+PARAMETERS = TOOLS + HEAD + CONTENT + calls(PAIRS) + TAIL
 NULLS = (
-    TOOLS + HEAD + "{%- if message.content is none -%}" + calls("{{- call.function.arguments | tojson -}}")
+    TOOLS + HEAD + "{%- if message.content is none -%}" + calls(TO_JSON)
     + "{%- else -%}{{- message.content -}}{%- endif -%}" + TAIL
 )  # fmt: skip
 IDS = (
     TOOLS + HEAD + CONTENT
     + "{%- for call in message.tool_calls or [] -%}{%- if call.id is not defined or call.id|length != 9 -%}"
-    "{{- raise_exception('ids of nine characters') -}}{%- endif -%}{%- endfor -%}"
-    + calls("{{- call.function.arguments | tojson -}}") + TAIL
+    "{{- raise_exception('ids of nine characters') -}}{%- endif -%}{%- endfor -%}" + calls(TO_JSON) + TAIL
 )  # fmt: skip
-OBSERVATION = OBJECTS.replace(
-    CONTENT, "{%- if message.role in ['user', 'assistant', 'observation'] -%}" + CONTENT + "{%- endif -%}"
-)
+
+
+def content_of(*roles: str) -> str:
+    """The content of the messages of these roles, and of no others."""
+    return f"{{%- if message.role in {list(roles)} -%}}" + CONTENT + "{%- endif -%}"
+
+
+OBSERVATION = OBJECTS.replace(CONTENT, content_of("user", "assistant", "observation"))
+NO_RESULTS = OBJECTS.replace(CONTENT, content_of("user", "assistant"))
+NO_TOOLS = OBJECTS.removeprefix(TOOLS)
 NO_CALLS = TOOLS + HEAD + CONTENT + TAIL
+ANSWERS_ONLY = HEAD + content_of("assistant") + TAIL
+MARKED_CONTENT = "{%- generation -%}" + CONTENT + "{%- endgeneration -%}"
+EVERYONE = HEAD + MARKED_CONTENT + TAIL
+CALLS_UNMARKED = (
+    HEAD + "{%- if message.role == 'assistant' -%}" + calls(TO_JSON) + MARKED_CONTENT
+    + "{%- else -%}" + CONTENT + "{%- endif -%}" + TAIL
+)  # fmt: skip
 PARTS = HEAD + "{%- for part in message.content -%}{{- part.text -}}{%- endfor -%}" + TAIL
 FIRST_SYSTEM = HEAD + "{%- if message.role != 'system' or loop.first -%}" + CONTENT + "{%- endif -%}" + TAIL
 THINKING = HEAD + "{%- if message.thinking -%}{{- '[' + message.thinking + ']' -}}{%- endif -%}" + CONTENT + TAIL
-FIELD = (
-    HEAD
-    + "{%- if message.reasoning_content -%}{{- '[' + message.reasoning_content + ']' -}}{%- endif -%}"
-    + CONTENT
-    + TAIL
-)
+FIELD = THINKING.replace("message.thinking", "message.reasoning_content")
 TAGS = "{#- keeps <think> and </think> -#}" + HEAD + CONTENT + TAIL
 
 WEATHER = {"place": "Zürich", "days": 3, "notes": ['it\'s "mild"']}
@@ -75,17 +77,12 @@ SHAREGPT = {
         {"from": "gpt", "value": "It is mild."},
     ],
 }
+CALL = {"name": "weather", "arguments": json.dumps(WEATHER)}
 OPENAI = {
     "tools": [{"type": "function", "function": TOOL}],
     "messages": [
         {"role": "user", "content": "weather in Zürich?"},
-        {
-            "role": "assistant",
-            "content": None,
-            "tool_calls": [
-                {"id": "call_1", "type": "function", "function": {"name": "weather", "arguments": json.dumps(WEATHER)}}
-            ],
-        },
+        {"role": "assistant", "content": None, "tool_calls": [{"id": "call_1", "type": "function", "function": CALL}]},
         {"role": "tool", "tool_call_id": "call_1", "content": "mild"},
         {"role": "assistant", "content": "It is mild."},
     ],
@@ -94,7 +91,7 @@ LEGACY = {
     "functions": [TOOL],
     "messages": [
         {"role": "user", "content": "weather in Zürich?"},
-        {"role": "assistant", "content": None, "function_call": {"name": "weather", "arguments": json.dumps(WEATHER)}},
+        {"role": "assistant", "content": None, "function_call": CALL},
         {"role": "function", "name": "weather", "content": "mild"},
         {"role": "assistant", "content": "It is mild."},
     ],
@@ -131,8 +128,17 @@ def tokenizer(tmp_path_factory):
 
 def trained_and_whole(tokenizer, record, template, **options):
     sample = ChatEncoder(tokenizer, chat_template=template, **options).encode(record)
-    trained = [token for token, flag in zip(sample.ids, sample.trained, strict=True) if flag]
-    return tokenizer.tokenizer.decode(trained), tokenizer.tokenizer.decode(sample.ids)
+    return trained_text(tokenizer, sample), tokenizer.tokenizer.decode(sample.ids)
+
+
+def answered(**answer):
+    return {"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y", **answer}]}
+
+
+def two(**marks):
+    record = say(("user", "red"), ("assistant", "blue"), ("user", "day"), ("assistant", "night"))
+    record["messages"][1] |= marks
+    return record
 
 
 JSON = json.dumps(WEATHER, ensure_ascii=False)
@@ -169,76 +175,77 @@ def test_a_template_that_leaves_calls_out_makes_the_record_malformed(tokenizer, 
         trained_and_whole(tokenizer, record, template)
 
 
-def test_a_template_that_leaves_tools_or_their_results_out_makes_the_record_malformed(tokenizer):
-    with pytest.raises(Malformed, match="leaves out the description of the tool 'weather'"):
-        trained_and_whole(tokenizer, OPENAI, OBJECTS.removeprefix(TOOLS))
-    without_results = OBJECTS.replace(
-        CONTENT, "{%- if message.role in ['user', 'assistant'] -%}" + CONTENT + "{%- endif -%}"
-    )
-    with pytest.raises(Malformed, match="leaves out the content of message 3, of the tool"):
-        trained_and_whole(tokenizer, OPENAI, without_results)
+LATE_SYSTEM = say(("system", "Be kind."), ("user", "x"), ("system", "Be brief."), ("assistant", "y"))
+NO_JSON = {"conversations": [{"from": "function_call", "value": "no JSON"}]}
 
 
-def test_short_texts_that_occur_elsewhere_are_not_mistaken_for_the_messages(tokenizer):
-    dropped = HEAD + "{%- if message.role == 'assistant' -%}" + CONTENT + "{%- endif -%}" + TAIL
-    with pytest.raises(Malformed, match="leaves out the content of message 1, of the user"):
-        trained_and_whole(tokenizer, say(("user", "a"), ("assistant", "a")), dropped)
-
-
-def test_what_is_shown_and_not_trained_on_is_malformed_and_so_is_what_others_say(tokenizer):
-    marked = (
-        HEAD + "{%- if message.role == 'assistant' -%}" + calls("{{- call.function.arguments | tojson -}}")
-        + "{%- generation -%}" + CONTENT + "{%- endgeneration -%}{%- else -%}" + CONTENT + "{%- endif -%}" + TAIL
-    )  # fmt: skip
-    record = {"messages": OPENAI["messages"]}
-    with pytest.raises(Malformed, match="tool call of message 2, of the assistant, where it would not be trained on"):
-        trained_and_whole(tokenizer, record, marked)
-    everyone = HEAD + "{%- generation -%}" + CONTENT + "{%- endgeneration -%}" + TAIL
-    with pytest.raises(Malformed, match="content of message 1, of the user, would be trained on"):
-        trained_and_whole(tokenizer, say(("user", "x"), ("assistant", "y")), everyone)
+@pytest.mark.parametrize(
+    ("record", "template", "why"),
+    [
+        (OPENAI, NO_TOOLS, "leaves out the description of the tool 'weather'"),
+        (OPENAI, NO_RESULTS, "leaves out the content of message 3, of the tool"),
+        (say(("user", "a"), ("assistant", "a")), ANSWERS_ONLY, "leaves out the content of message 1, of the user"),
+        (answered(reasoning="hm hm"), NO_CALLS, "leaves out the reasoning of message 2, of the assistant"),
+        (LATE_SYSTEM, FIRST_SYSTEM, "leaves out the content of message 3, of the system"),
+        (answered(plan="look it up first"), NO_CALLS, "leaves out the field 'plan' of message 2"),
+        (
+            {"messages": OPENAI["messages"]},
+            CALLS_UNMARKED,
+            "tool call of message 2, of the assistant, where it would not be trained on",
+        ),
+        (answered(), EVERYONE, "content of message 1, of the user, would be trained on"),
+        (
+            say(("user", "half \ud83d"), ("assistant", "y")),
+            NO_CALLS,
+            r"message 1, of the user: character 6 is \\ud83d, half of a surrogate pair",
+        ),
+        (answered(content=[{"type": "image_url", "image_url": {}}]), None, "message 2.*a part of type 'image_url'"),
+        (answered(content=[{"type": "text"}]), None, "a part of type 'text'"),
+        (answered(content=7), None, "content of type int"),
+        (answered(content={"text": "x"}), None, "content of type dict"),
+        (answered(content=[None]), None, "a part of type 'NoneType'"),
+        (two(weight="x"), None, "message 2, of the assistant, has weight 'x'"),
+        (two(weight=-1), None, "message 2, of the assistant, has weight -1"),
+        (two(loss_weight=0.5), None, "message 2, of the assistant, has loss_weight 0.5"),
+        (two(train_detail=[{"begin_offset": 0, "end_offset": 2, "train": False}]), None, "has train_detail="),
+        (two(mask=True), None, "has mask=True"),
+        (two(label="quality:4,humor:0"), None, "has label='quality:4,humor:0'"),
+        (two(weight=1, train=False), None, "contradict each other"),
+        (
+            {"messages": [{"role": "user", "content": "x", "train": True}]},
+            None,
+            "message 1.*only turns of the assistant",
+        ),
+        (two() | {"weight": 0.3}, None, "weight=0.3"),
+        (two() | {"type": "VALUE_TO_TEXT"}, None, "type='VALUE_TO_TEXT'"),
+        (two() | {"mask": "assistant"}, None, "mask='assistant'"),
+        (NO_JSON, None, "message 1.*a tool call that is no JSON object"),
+        (say(("user", "x"), tools=[7]), None, "'tools' has an entry that is no object"),
+        (say(("user", "x"), tools=[{"function": "f"}]), None, "'tools' has an entry that is no object"),
+        (say(("user", "x"), tools=7), None, "'tools' is a int"),
+    ],
+)
+def test_what_a_template_leaves_out_and_what_is_not_supported_is_malformed(tokenizer, record, template, why):
+    """Without a template: whatever the template."""
+    with pytest.raises(Malformed, match=why):
+        conversation_of(record) if template is None else trained_and_whole(tokenizer, record, template)
 
 
 @pytest.mark.parametrize("content", ["blue sky", [{"type": "text", "text": "blue "}, "sky"]])
 @pytest.mark.parametrize("template", [NO_CALLS, PARTS])
 def test_content_as_text_or_as_parts_whichever_the_template_reads(tokenizer, content, template):
-    record = {"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": content}]}
-    assert trained_and_whole(tokenizer, record, template)[0] == "blue sky<|im_end|>"
+    assert trained_and_whole(tokenizer, answered(content=content), template)[0] == "blue sky<|im_end|>"
 
 
-@pytest.mark.parametrize(
-    ("content", "why"),
-    [
-        ([{"type": "image_url", "image_url": {"url": "x"}}], "message 2.*a part of type 'image_url'"),
-        ([{"type": "text"}], "a part of type 'text'"),
-        (7, "content of type int"),
-        ({"text": "x"}, "content of type dict"),
-        ([None], "a part of type 'NoneType'"),
-    ],
-)
-def test_other_types_of_content_are_refused(content, why):
-    with pytest.raises(Malformed, match=why):
-        conversation_of({"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": content}]})
+THOUGHT = [{"type": "thinking", "thinking": "hm hm"}, {"type": "text", "text": "blue"}]
 
 
 @pytest.mark.parametrize("template", [THINKING, FIELD, TAGS], ids=["thinking", "field", "tags"])
 @pytest.mark.parametrize("name", ["reasoning_content", "reasoning", "thinking", "part"])
 def test_reasoning_is_trained_on_under_the_name_that_the_template_reads(tokenizer, template, name):
-    answer = {"role": "assistant", "content": "blue", name: "hm hm"}
-    if name == "part":
-        answer = {
-            "role": "assistant",
-            "content": [{"type": "thinking", "thinking": "hm hm"}, {"type": "text", "text": "blue"}],
-        }
-    trained, _ = trained_and_whole(tokenizer, {"messages": [{"role": "user", "content": "x"}, answer]}, template)
+    answer = {"content": THOUGHT} if name == "part" else {"content": "blue", name: "hm hm"}
+    trained, _ = trained_and_whole(tokenizer, answered(**answer), template)
     assert trained == ("<think>\nhm hm\n</think>\n\nblue<|im_end|>" if template is TAGS else "[hm hm]blue<|im_end|>")
-
-
-def test_reasoning_that_the_template_has_no_place_for_is_malformed(tokenizer):
-    record = {
-        "messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y", "reasoning": "hm hm"}]
-    }
-    with pytest.raises(Malformed, match="leaves out the reasoning of message 2, of the assistant"):
-        trained_and_whole(tokenizer, record, NO_CALLS)
 
 
 def test_several_system_messages_and_the_developers(tokenizer):
@@ -246,38 +253,31 @@ def test_several_system_messages_and_the_developers(tokenizer):
     trained, whole = trained_and_whole(tokenizer, record, FIRST_SYSTEM)
     assert trained == "y<|im_end|>" and "system\nBe kind.\n\nBe brief.<|im_end|>" in whole and "developer" not in whole
     assert "<|im_start|>system\nBe brief.<|im_end|>" in trained_and_whole(tokenizer, record, NO_CALLS)[1]
-    late = say(("system", "Be kind."), ("user", "x"), ("system", "Be brief."), ("assistant", "y"))
-    with pytest.raises(Malformed, match="leaves out the content of message 3, of the system"):
-        trained_and_whole(tokenizer, late, FIRST_SYSTEM)
     beside = {"system": "Be brief.", **say(("system", "Be kind."), ("user", "x"), ("assistant", "y"))}
     whole = trained_and_whole(tokenizer, beside, NO_CALLS)[1]
     assert "Be brief." in whole and "Be kind." in whole
 
 
-def test_a_refusal_is_what_the_assistant_says_and_unknown_texts_are_not_lost(tokenizer):
-    refused = {"role": "assistant", "content": None, "refusal": "I won't."}
-    record = {"messages": [{"role": "user", "content": "x"}, refused]}
-    assert trained_and_whole(tokenizer, record, NO_CALLS)[0] == "I won't.<|im_end|>"
-    record["messages"][1] = {"role": "assistant", "content": "y", "plan": "look it up first"}
-    with pytest.raises(Malformed, match="leaves out the field 'plan' of message 2"):
-        trained_and_whole(tokenizer, record, NO_CALLS)
-    record["messages"][1] = {"role": "assistant", "content": "y", "timestamp": "1 May 2026", "id": "7"}
-    assert trained_and_whole(tokenizer, record, NO_CALLS)[0] == "y<|im_end|>"
+PROMPTED = {
+    "prompt": say(("user", "a"), ("assistant", "b"), ("user", "c"))["messages"],
+    "completion": [{"role": "assistant", "content": "night"}],
+}
+NEMO = {"mask": "User", "system": "", "type": "", "conversations": [
+    {"from": "User", "value": "red", "label": None}, {"from": "Assistant", "value": "blue", "label": ""}]}  # fmt: skip
 
 
-def test_prompts_and_completions_as_messages_train_on_the_completion(tokenizer):
-    prompt = say(("user", "a"), ("assistant", "b"), ("user", "c"))["messages"]
-    record = {"prompt": prompt, "completion": [{"role": "assistant", "content": "night"}]}
-    assert trained_and_whole(tokenizer, record, NO_CALLS)[0] == "night<|im_end|>"
-
-
-# Don't train on this
-
-
-def two(**marks):
-    record = say(("user", "red"), ("assistant", "blue"), ("user", "day"), ("assistant", "night"))
-    record["messages"][1] |= marks
-    return record
+@pytest.mark.parametrize(
+    ("record", "trained"),
+    [
+        (answered(content=None, refusal="I won't."), "I won't."),
+        (answered(timestamp="1 May 2026", id="7"), "y"),
+        (PROMPTED, "night"),
+        (NEMO, "blue"),
+    ],
+    ids=["refusal", "no text", "prompt and completion", "NeMo's mask"],
+)
+def test_what_the_assistant_says_is_trained_on_under_further_names(tokenizer, record, trained):
+    assert trained_and_whole(tokenizer, record, NO_CALLS)[0] == f"{trained}<|im_end|>"
 
 
 @pytest.mark.parametrize(
@@ -288,72 +288,19 @@ def two(**marks):
 def test_a_turn_that_must_not_be_trained_on_is_context_in_every_dialect(tokenizer, mark, template):
     trained, whole = trained_and_whole(tokenizer, two(**mark), template)
     assert trained == "night<|im_end|>" and "blue" in whole
+    with pytest.raises(Empty, match="every turn of the assistant has weight 0"):
+        trained_and_whole(tokenizer, answered(**mark), template)
 
 
-@pytest.mark.parametrize(
-    ("marks", "why"),
-    [
-        ({"loss_weight": 0.5}, "message 2, of the assistant, has loss_weight 0.5"),
-        ({"train_detail": [{"begin_offset": 0, "end_offset": 2, "train": False}]}, "has train_detail="),
-        ({"mask": True}, "has mask=True"),
-        ({"label": "quality:4,humor:0"}, "has label='quality:4,humor:0'"),
-        ({"weight": 1, "train": False}, "contradict each other"),
-    ],
-)
-def test_marks_that_are_not_supported_are_refused_by_name(marks, why):
-    with pytest.raises(Malformed, match=why):
-        conversation_of(two(**marks))
-
-
-def test_marks_of_the_user_and_of_whole_records(tokenizer):
+def test_the_user_may_be_marked_as_context():
     record = two()
-    record["messages"][0]["train"] = True
-    with pytest.raises(Malformed, match="message 1, of the user, has train True, but only turns of the assistant"):
-        conversation_of(record)
     record["messages"][0]["train"] = False
     assert conversation_of(record).marks == [False, None, None, None]
-    for more, why in (
-        ({"weight": 0.3}, "weight=0.3"),
-        ({"type": "VALUE_TO_TEXT"}, "type='VALUE_TO_TEXT'"),
-        ({"mask": "assistant"}, "mask='assistant'"),
-    ):
-        with pytest.raises(Malformed, match=why):
-            conversation_of(two() | more)
-    nemo = {"mask": "User", "system": "", "type": "", "conversations": [
-        {"from": "User", "value": "red", "label": None}, {"from": "Assistant", "value": "blue", "label": ""}]}  # fmt: skip
-    assert trained_and_whole(tokenizer, nemo, NO_CALLS)[0] == "blue<|im_end|>"
 
 
-@pytest.mark.parametrize(
-    ("record", "why"),
-    [
-        (
-            {"conversations": [{"from": "function_call", "value": "no JSON"}]},
-            "message 1.*a tool call that is no JSON object",
-        ),
-        ({**say(("user", "x")), "tools": [7]}, "'tools' has an entry that is no object"),
-        ({**say(("user", "x")), "tools": [{"function": "f"}]}, "'tools' has an entry that is no object"),
-        ({**say(("user", "x")), "tools": 7}, "'tools' is a int"),
-    ],
-)
-def test_calls_and_tools_that_are_none_are_malformed(record, why):
-    with pytest.raises(Malformed, match=why):
-        conversation_of(record)
-
-
-def test_half_a_character_is_named_with_its_message(tokenizer):
-    with pytest.raises(Malformed, match=r"message 1, of the user: character 6 is \\ud83d, half of a surrogate pair"):
-        trained_and_whole(tokenizer, say(("user", "half \ud83d"), ("assistant", "y")), NO_CALLS)
-
-
-def test_a_record_whose_turns_are_all_context_is_empty(tokenizer):
-    with pytest.raises(Empty, match="no text"):
-        trained_and_whole(tokenizer, say(("user", "x"), ("assistant", " ")), NO_CALLS)
-    with pytest.raises(Empty):
-        trained_and_whole(tokenizer, say(("user", "x")), NO_CALLS)
-    record = say(("user", "x"), ("assistant", "y"))
-    record["messages"][1]["train"] = False
-    with pytest.raises(Empty):
+@pytest.mark.parametrize(("record", "why"), [(answered(content=" "), "no text"), (say(("user", "x")), "no turn")])
+def test_a_record_whose_assistant_says_nothing_is_empty(tokenizer, record, why):
+    with pytest.raises(Empty, match=why):
         trained_and_whole(tokenizer, record, NO_CALLS)
 
 
@@ -365,12 +312,8 @@ EOS_AT_THE_END = (
     "{%- if not add_generation_prompt -%}{{- '<|endoftext|>' -}}{%- endif -%}"
 )
 OPENS_A_THOUGHT = HEAD + CONTENT + TAIL.replace("assistant\\n'", "assistant\\n<think>\\n'")
-EMPTY_THOUGHT_IN_THE_LAST = (
-    HEAD
-    + "{%- if message.role == 'assistant' and loop.last -%}{{- '<think>\\n\\n</think>\\n\\n' -}}{%- endif -%}"
-    + CONTENT
-    + TAIL
-)
+EMPTY_THOUGHT = "{%- if message.role == 'assistant' and loop.last -%}{{- '<think>\\n\\n</think>\\n\\n' -}}{%- endif -%}"
+EMPTY_THOUGHT_IN_THE_LAST = HEAD + EMPTY_THOUGHT + CONTENT + TAIL
 OTHER_END_IN_THE_LAST = (
     "{%- for message in messages -%}{{- '<|im_start|>' + message.role + '\\n' + message.content -}}"
     "{%- if loop.last and message.role == 'assistant' -%}{{- '<|endoftext|>' -}}{%- else -%}{{- '<|im_end|>' -}}{%- endif -%}"
@@ -426,41 +369,16 @@ def test_an_assistant_may_speak_first(tokenizer, template):
     assert trained_and_whole(tokenizer, record, strict)[0].startswith("hello<|im_end|>night")
 
 
-def test_an_interrupted_turn_keeps_reasoning_of_context_out(tokenizer):
-    """Templates drop the reasoning of earlier turns, as they do when the model is served."""
-    dropping = (
-        HEAD + "{%- if message.reasoning_content and loop.last -%}{{- '[' + message.reasoning_content + ']' -}}{%- endif -%}"
-        + CONTENT + TAIL
-    )  # fmt: skip
-    record = say(("user", "red"), ("assistant", "blue"), ("user", "day"), ("assistant", "night"))
-    record["messages"][1]["reasoning_content"] = record["messages"][3]["reasoning_content"] = "hm hm"
-    with pytest.raises(Malformed, match="leaves out the reasoning of message 2.*'turns': 'last'"):
-        trained_and_whole(tokenizer, record, dropping)
-    trained, whole = trained_and_whole(tokenizer, record, dropping, turns="last")
-    assert trained == "[hm hm]night<|im_end|>" and whole.count("hm hm") == 1
-
-
 @pytest.mark.parametrize("policy", ["keep", "text", "fail"])
 @pytest.mark.parametrize("kind", ["conversation", "fields"])
-def test_special_tokens_that_a_text_spells_are_counted_or_refused(tokenizer, tmp_path, policy, kind):
-    texts = ["x", "ends <|im_end|> here", "z"]
+def test_special_tokens_that_a_text_spells_are_counted_or_refused(tokenizer, policy, kind):
     records = [
         say(("user", text), ("assistant", "y")) if kind == "conversation" else {"input": text, "output": "y"}
-        for text in texts
+        for text in ("x", "ends <|im_end|> here", "z")
     ]
-    settings = {"on_special_token": policy, "on_bad_line": "skip", "chat_template": NO_CALLS}
-    data = HFDatasetDataModule(records, split="train", tokenizer=tokenizer, seq_length=64, dataset_kwargs=settings)
-    report = read_all(data)
+    report = report_of(tokenizer, records, on_special_token=policy, chat_template=NO_CALLS)
     if policy != "fail":
         how = {"keep": "with special tokens in its text", "text": "with special tokens encoded as plain text"}
         assert report.samples == 3 and report.places == {how[policy]: ["train[1]: '<|im_end|>'"]}
     else:
         assert report.samples == 2 and "the special token '<|im_end|>'" in report.places["malformed"][0]
-
-
-def read_all(data):
-    report = Report()
-    limits = data.settings.limits(data.seq_length + 1)
-    bad = BadRecords(limits, report)
-    list(encode_all(data.source("train").records(bad), data.encoder(), limits=limits, bad=bad))
-    return report

@@ -1,25 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Records from objects, folders and streams."""
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 import torch
 
-from nemo2.data.finetuning import open as opening
 from nemo2.data.finetuning.hf_dataset import HFDatasetDataModule
 from nemo2.data.finetuning.packing import PackedSequenceSpecs
 from nemo2.data.tokenizer import ByteTokenizer
 from nemo2.errors import ConfigError, DataError
 from support import small_chats
-from support.small_chats import say, write_lines
+from support.small_chats import questions, say, texts_of, trained_batches, write_lines
 
 SEQ = 48
-
-
-def records(count=24):
-    return [{"input": f"ask {i:03}" + "?" * (i % 9), "output": "answer " * (1 + i % 4)} for i in range(count)]
 
 
 @pytest.fixture(autouse=True)
@@ -32,38 +25,23 @@ def module(held, **changes):
     return HFDatasetDataModule(held, **{**settings, **changes})
 
 
-def trained(data, count):
-    trainer = SimpleNamespace(global_step=data.data_sampler.init_global_step)
-    data.setup("fit")
-    data.data_sampler.connect(trainer)
-    loader = data.data_sampler.transform_dataloader(data.train_dataloader())
-    batches = []
-    while len(batches) < count:
-        for batch in loader:
-            batches.append(batch)
-            trainer.global_step += 1
-            if len(batches) == count:
-                break
-    return batches
+EXPECTED = sorted(f"{record['input']} {record['output']}" for record in questions(24))
 
 
-def texts(batches):
-    return sorted(
-        bytes(i for i in row if 0 < i < 256).decode() for batch in batches for row in batch["tokens"].tolist()
-    )
+def records(count=24):
+    return questions(count)
 
 
-EXPECTED = sorted(f"{record['input']} {record['output']}" for record in records())
+def trained_texts(data, steps=6):
+    return sorted(texts_of(trained_batches(data, steps)))
 
 
 def test_records_by_split_and_by_other_names():
     data = module({"training": records(), "dev": records(4)})
-    assert texts(trained(data, 6)) == EXPECTED
+    assert trained_texts(data) == EXPECTED
     assert len(data.val_dataloader().dataset) == 4
-    assert texts(trained(module({"mine": records()}, split="mine"), 6)) == EXPECTED
-    assert texts(trained(module({"a": records()}, train_aliases=["a"]), 6)) == EXPECTED
-    with pytest.raises(ConfigError, match="no split 'train' or 'training'"):
-        module({"a": records()}).setup("fit")
+    assert trained_texts(module({"mine": records()}, split="mine")) == EXPECTED
+    assert trained_texts(module({"a": records()}, train_aliases=["a"])) == EXPECTED
 
 
 def test_ids_outside_the_vocabulary_are_malformed():
@@ -78,32 +56,23 @@ def test_long_arrays_that_differ_anywhere_are_other_records():
     assert first != other
 
 
-def test_columns_and_functions_over_records():
-    columns = {"input": [r["input"] for r in records()], "output": ["x"] * 24}
-    data = HFDatasetDataModule.from_dict(
-        columns, "train", seq_length=SEQ, tokenizer=ByteTokenizer(), num_workers=0, global_batch_size=4
-    )
+COLUMNS = {"input": [record["input"] for record in questions(24)], "output": ["x"] * 24}
+
+
+def columns(**more):
+    settings = {"seq_length": SEQ, "tokenizer": ByteTokenizer(), "num_workers": 0, "global_batch_size": 4}
+    return HFDatasetDataModule.from_dict({**COLUMNS, **more}, "train", **settings)
+
+
+def test_functions_over_records_of_columns():
+    data = columns()
     data.map(lambda record: {**record, "output": "mapped"}, "train")
-    assert all(text.endswith("mapped") for text in texts(trained(data, 6)))
-    data = HFDatasetDataModule.from_dict(
-        {**columns, "note": ["n"] * 24},
-        "train",
-        seq_length=SEQ,
-        tokenizer=ByteTokenizer(),
-        num_workers=0,
-        global_batch_size=4,
-    )
-    seen = []
+    assert all(text.endswith("mapped") for text in trained_texts(data))
+    data, seen = columns(note=["n"] * 24), []
     data.map(lambda record: {"output": "over it"}, remove_columns=["note"], batched=False, batch_size=2)
     data.map(lambda record: seen.append(sorted(record)) or record, "train")
-    assert all(text.endswith("over it") for text in texts(trained(data, 6)))
+    assert all(text.endswith("over it") for text in trained_texts(data))
     assert seen[0] == ["input", "output"]
-    with pytest.raises(ConfigError, match="one record at a time"):
-        data.map(len, batched=True)
-    with pytest.raises(ConfigError, match="the splits are train, validation, test"):
-        data.map(str, "training")
-    with pytest.raises(ConfigError, match="different lengths"):
-        HFDatasetDataModule.from_dict({"a": [1], "b": []}, "train")
 
 
 def test_a_folder_of_lines_in_the_hubs_names(tmp_path):
@@ -112,43 +81,46 @@ def test_a_folder_of_lines_in_the_hubs_names(tmp_path):
     write_lines(folder / "data" / "train-00001-of-00002.jsonl", records()[12:])
     write_lines(folder / "data" / "test-00000-of-00001.jsonl", records(4))
     data = module(str(folder))
-    assert texts(trained(data, 6)) == EXPECTED
+    assert trained_texts(data) == EXPECTED
     assert data.val_dataloader() == [] and len(data.test_dataloader().dataset) == 4
     assert (folder / "index_cache").is_dir()
-    assert texts(trained(module(str(write_lines(tmp_path / "one.jsonl", records()))), 6)) == EXPECTED
+    assert trained_texts(module(str(write_lines(tmp_path / "one.jsonl", records())))) == EXPECTED
     with pytest.raises(DataError, match="this file or folder does not exist"):
         module(str(tmp_path / "none")).setup("fit")
 
 
 @pytest.mark.parametrize("kind", ["parquet", "arrow"])
-def test_tables_are_read_by_the_package_datasets_where_it_is_installed(tmp_path, kind):
-    """Where it isn't, the message says what to install."""
-    folder = tmp_path / "tables"
+def test_tables_are_read_by_the_package_datasets(tmp_path, kind):
+    datasets = pytest.importorskip("datasets")
+    table, folder = datasets.Dataset.from_list(records()), tmp_path / "tables"
     folder.mkdir()
-    if not opening.has("datasets"):
-        (folder / f"train.{kind}").write_bytes(b"PAR1")
-        with pytest.raises(
-            ConfigError, match=r"read by the package datasets: datasets is not installed.*pip install 'datasets"
-        ):
-            module(str(folder)).setup("fit")
-        return
-    import datasets
-
-    table = datasets.Dataset.from_list(records())
     if kind == "parquet":
         table.to_parquet(str(folder / "train.parquet"))
     else:
         table.save_to_disk(str(folder / "train"))
-    assert texts(trained(module(str(folder)), 6)) == EXPECTED
-    assert texts(trained(module(str(folder), streaming=True), 6)) == EXPECTED
-    assert texts(trained(module(table), 6)) == EXPECTED
-    assert texts(trained(module(table.to_iterable_dataset()), 6)) == EXPECTED
+    for held in (
+        module(str(folder)),
+        module(str(folder), streaming=True),
+        module(table),
+        module(table.to_iterable_dataset()),
+    ):
+        assert trained_texts(held) == EXPECTED
+
+
+def test_without_the_package_datasets_the_message_says_what_to_install(tmp_path, monkeypatch):
+    for reader in ("nemo2.data.finetuning.open.has", "nemo2.base.backend.extras.has"):
+        monkeypatch.setattr(reader, lambda module: False)
+    (tmp_path / "train.parquet").write_bytes(b"PAR1")
+    with pytest.raises(
+        ConfigError, match=r"requires the package datasets: datasets is not installed.*pip install 'datasets"
+    ):
+        module(str(tmp_path)).setup("fit")
 
 
 def test_chats_and_ready_token_ids(tmp_path):
     tokenizer = small_chats.make_tokenizer(tmp_path / "tokenizer")
     chats = [say(("user", "red"), ("assistant", "blue"))] * 4
-    [batch] = trained(module(chats, tokenizer=tokenizer), 1)
+    [batch] = trained_batches(module(chats, tokenizer=tokenizer), 1)
     kept = batch["labels"][0][batch["loss_mask"][0].bool()].tolist()
     assert tokenizer.tokenizer.decode(kept) == "blue<|im_end|>"
     ready = [
@@ -157,7 +129,7 @@ def test_chats_and_ready_token_ids(tmp_path):
         {"input_ids": [8, 9]},
         {"input_ids": [8, 9, 10, 11, 12]},
     ]
-    [batch] = trained(module(ready, tokenizer=None, pad_token_id=77), 1)
+    [batch] = trained_batches(module(ready, tokenizer=None, pad_token_id=77), 1)
     rows = {int(row[0]): mask.tolist()[:4] for row, mask in zip(batch["tokens"], batch["loss_mask"], strict=True)}
     assert rows[1] == [0, 1, 1, 0] and rows[5] == [0, 1, 0, 0] and int(batch["tokens"][0][-1]) == 77
 
@@ -185,13 +157,29 @@ def test_batches_by_a_function_of_ones_own_and_to_a_multiple():
     def collate(items):
         return {"tokens": torch.stack([item["tokens"][:1] for item in items])}
 
-    assert trained(module(records(), collate_fn=collate), 1)[0]["tokens"].shape == (4, 1)
-    batch = trained(module(records(), pad_seq_len_divisible=48), 1)[0]
-    assert batch["tokens"].shape == (4, 48)
-    with pytest.raises(ConfigError, match="not a multiple of pad_seq_len_divisible=5"):
-        module(records(), pad_seq_len_divisible=5)
-    with pytest.raises(ConfigError, match="use_dist_sampler=True"):
-        module(records(), use_dist_sampler=True)
+    for options, width in (({"collate_fn": collate}, 1), ({"pad_seq_len_divisible": 48}, 48)):
+        [batch] = trained_batches(module(records(), **options), 1)
+        assert batch["tokens"].shape == (4, width)
+
+
+@pytest.mark.parametrize(
+    ("call", "why"),
+    [
+        (lambda: module(records(), pad_seq_len_divisible=5), "not a multiple of pad_seq_len_divisible=5"),
+        (lambda: module(records(), use_dist_sampler=True), "use_dist_sampler=True"),
+        (lambda: module({"a": records()}).setup("fit"), "no split 'train' or 'training'"),
+        (lambda: columns().map(len, batched=True), "one record at a time"),
+        (lambda: columns().map(str, "training"), "the splits are train, validation, test"),
+        (lambda: columns(output=[]), "different lengths"),
+        *[
+            (lambda split=split: module(SPLITS, split=split), "")
+            for split in ("train+validation", ["train", "train[:1]"], ["train", "odd"], "train[a:b]")
+        ],
+    ],
+)
+def test_settings_that_cannot_be_meant(call, why):
+    with pytest.raises(ConfigError, match=why):
+        call()
 
 
 # Streams
@@ -200,13 +188,13 @@ def test_batches_by_a_function_of_ones_own_and_to_a_multiple():
 @pytest.mark.parametrize("specs", [None, PackedSequenceSpecs(SEQ)], ids=["plain", "packed"])
 def test_a_stream_gives_each_sample_once_per_pass_and_resumes_where_it_was(specs):
     given = {"streaming": True, "packed_sequence_specs": specs, "micro_batch_size": 1 if specs else 2}
-    whole = trained(module(records(), **given), 9)
+    whole = trained_batches(module(records(), **given), 9)
     if specs is None:
-        assert texts(whole[:6]) == EXPECTED and texts(whole[6:]) != texts(whole[:3])
+        assert sorted(texts_of(whole[:6])) == EXPECTED and set(texts_of(whole[6:])) != set(texts_of(whole[:3]))
     for done in (1, 4, 7):
         resumed = module(records(), **given)
         resumed.load_state_dict({"consumed_samples": 4 * done, "global_step": done})
-        for batch, same in zip(trained(resumed, 9 - done), whole[done:], strict=True):
+        for batch, same in zip(trained_batches(resumed, 9 - done), whole[done:], strict=True):
             assert batch.keys() == same.keys() and all(torch.equal(batch[name], same[name]) for name in same)
 
 
@@ -217,23 +205,23 @@ def test_a_stream_is_shared_out_over_the_replicas(monkeypatch):
     for name in ("tensor_model_parallel", "context_parallel", "pipeline_model_parallel", "expert_model_parallel"):
         monkeypatch.setattr(parallel_state, f"get_{name}_world_size", lambda: 1)
     monkeypatch.setattr(parallel_state, "get_data_parallel_world_size", lambda: 2)
-    found = []
+    batches = []
     for rank in range(2):
         monkeypatch.setattr(parallel_state, "get_data_parallel_rank", lambda rank=rank: rank)
-        found += trained(module(records(), streaming=True, micro_batch_size=1), 6)
-    assert texts(found) == EXPECTED
+        batches += trained_batches(module(records(), streaming=True, micro_batch_size=1), 6)
+    assert sorted(texts_of(batches)) == EXPECTED
 
 
 def test_a_stream_tells_what_it_leaves_out_and_stops_at_what_is_malformed(caplog):
     some = records()
     some[3]["output"] = ""
-    trained(module(some, streaming=True), 7)
+    trained_batches(module(some, streaming=True), 7)
     assert "Pass 1 over train: 23 samples of 24 records" in caplog.text and "train[3]: the answer" in caplog.text
     some[5] = {"input": "x"}
     with pytest.raises(DataError, match=r"train\[5\]: no field 'output'; its fields are: input"):
-        trained(module(some, streaming=True), 2)
+        trained_batches(module(some, streaming=True), 2)
     with pytest.raises(DataError, match="gives 2 rows, fewer than one global batch of 4"):
-        trained(module(records(2), streaming=True), 1)
+        trained_batches(module(records(2), streaming=True), 1)
 
 
 def test_validation_of_a_stream_begins_anew_each_time():
@@ -275,9 +263,3 @@ def test_parts_of_a_file(tmp_path):
     assert module(str(file), split="train[1:3]").train == records()[1:3]
     with pytest.raises(ConfigError):
         module(str(file), split="train[10%:]").source("train")
-
-
-@pytest.mark.parametrize("split", ["train+validation", ["train", "train[:1]"], ["train", "odd"], "train[a:b]"])
-def test_splits_that_are_none(split):
-    with pytest.raises(ConfigError):
-        module(SPLITS, split=split)

@@ -15,31 +15,21 @@ from nemo2.data.finetuning.packing import PackedSequenceSpecs
 from nemo2.data.tokenizer import ByteTokenizer
 from nemo2.errors import ConfigError, DataError
 from support import small_chats
-from support.small_chats import say, write_lines
+from support.small_chats import questions, say, texts_of, trained_batches, write_lines
 
 SEQ = 48
 
 
-def records(count: int):
-    return [{"input": f"ask {i:03}" + "?" * (i % 9), "output": "answer " * (1 + i % 4)} for i in range(count)]
-
-
 @pytest.fixture
 def root(tmp_path):
-    write_lines(tmp_path / "training.jsonl", records(40))
-    write_lines(tmp_path / "validation.jsonl", records(8))
+    write_lines(tmp_path / "training.jsonl", questions(40))
+    write_lines(tmp_path / "validation.jsonl", questions(8))
     return tmp_path
 
 
 def module(root, **changes):
-    defaults = {
-        "seq_length": SEQ,
-        "tokenizer": ByteTokenizer(),
-        "micro_batch_size": 2,
-        "global_batch_size": 8,
-        "num_workers": 0,
-    }
-    return FineTuningDataModule(root, **{**defaults, **changes})
+    sizes = {"seq_length": SEQ, "micro_batch_size": 2, "global_batch_size": 8}
+    return FineTuningDataModule(root, **{"tokenizer": ByteTokenizer(), "num_workers": 0, **sizes, **changes})
 
 
 def packed(root, **changes):
@@ -49,25 +39,6 @@ def packed(root, **changes):
 def steps(data):
     data.setup("fit")
     return list(data.data_sampler.transform_dataloader(data.train_dataloader()))
-
-
-def trained(data, count):
-    """The batches of the next ``count`` steps, over as many passes as that takes."""
-    trainer = SimpleNamespace(global_step=data.data_sampler.init_global_step)
-    data.setup("fit")
-    data.data_sampler.connect(trainer)
-    loader = data.data_sampler.transform_dataloader(data.train_dataloader())
-    batches = []
-    while len(batches) < count:
-        for batch in loader:
-            batches.append(batch)
-            trainer.global_step += 1
-    return batches[:count]
-
-
-def samples_of(batches):
-    """The texts of all rows, which tell them apart."""
-    return [bytes(i for i in row if i < 256).decode() for batch in batches for row in batch["tokens"].tolist()]
 
 
 def test_a_step_is_padded_to_its_longest_sample_and_only_answers_count(root):
@@ -81,20 +52,20 @@ def test_a_step_is_padded_to_its_longest_sample_and_only_answers_count(root):
 
 
 def test_each_pass_has_an_order_of_its_own_and_the_seed_decides_which(root):
-    whole = trained(module(root), 10)
-    first, second = samples_of(whole[:5]), samples_of(whole[5:])
+    whole = trained_batches(module(root), 10)
+    first, second = texts_of(whole[:5]), texts_of(whole[5:])
     assert sorted(first) == sorted(second) and first != second and len(set(first)) == 40
-    assert samples_of(steps(module(root))) == first
-    assert samples_of(steps(module(root, seed=7))) != first
+    assert texts_of(steps(module(root))) == first
+    assert texts_of(steps(module(root, seed=7))) != first
 
 
 @pytest.mark.parametrize("make", [module, packed])
 def test_a_resumed_module_goes_on_with_the_next_sample_in_any_pass(root, make):
-    whole = trained(make(root), 8)
+    whole = trained_batches(make(root), 8)
     for done in (1, 3, 6):
         resumed = make(root)
         resumed.load_state_dict({"consumed_samples": done * 8, "global_step": done})
-        for batch, same in zip(trained(resumed, 8 - done), whole[done:], strict=True):
+        for batch, same in zip(trained_batches(resumed, 8 - done), whole[done:], strict=True):
             assert all(torch.equal(batch[name], same[name]) for name in same)
 
 
@@ -117,18 +88,18 @@ def test_validation_has_its_own_file_and_a_split_without_one_is_empty(root):
     assert len(data.val_dataloader().dataset) == 8 and data.test_dataloader() == []
 
 
-def test_full_length_on_demand(root):
-    assert {batch["tokens"].shape[1] for batch in steps(module(root, dataset_kwargs={"pad_to_max_length": True}))} == {
-        SEQ
-    }
-
-
 @pytest.mark.parametrize(
-    "setting, width", [({}, 32), ({"tp_comm_overlap": True}, SEQ), ({"cuda_graph_impl": "transformer_engine"}, SEQ)]
+    "setting, options, width",
+    [
+        ({}, {}, 32),
+        ({"tp_comm_overlap": True}, {}, SEQ),
+        ({"cuda_graph_impl": "transformer_engine"}, {}, SEQ),
+        ({}, {"pad_to_max_length": True}, SEQ),
+    ],
 )
-def test_buffers_and_graphs_that_are_made_for_one_length_get_it(root, setting, width):
+def test_buffers_and_graphs_that_are_made_for_one_length_get_it_and_so_does_whoever_asks(root, setting, options, width):
     write_lines(root / "training.jsonl", [{"input": "ask", "output": "answer " * 3}] * 8)
-    data = module(root)
+    data = module(root, dataset_kwargs=options)
     data.trainer = SimpleNamespace(global_step=0, lightning_module=SimpleNamespace(config=SimpleNamespace(**setting)))
     [batch] = steps(data)
     assert batch["tokens"].shape[1] == width
@@ -173,26 +144,19 @@ def test_a_pipe_for_what_is_said_is_refused_before_samples_are_made(root, tmp_pa
 # What is left out
 
 
-def test_a_broken_line_stops_before_training_and_says_which(root):
-    lines = [json.dumps(record) for record in records(2000)]
-    lines[999] = lines[999][:-5]
-    write_lines(root / "training.jsonl", lines)
-    with pytest.raises(DataError, match=r"training\.jsonl:1000: not JSON .*'on_bad_line': 'skip'"):
-        module(root).setup("fit")
-
-
 @pytest.mark.parametrize(
     ("line", "why"),
     [
+        (json.dumps(questions(1)[0])[:-5], "not JSON .*'on_bad_line': 'skip'"),
         ('{"input": ' + "[" * 100_000 + "]" * 100_000 + ', "output": "b"}', "nested too deeply"),
         ('{"input": "a", "input": "c", "output": "b"}', "the name 'input' stands for two values"),
         (json.dumps({"input": "a" * (65 << 20), "output": "b"}), "a line of 65 MiB"),
     ],
-    ids=["deep", "one name twice", "long"],
+    ids=["broken", "deep", "one name twice", "long"],
 )
-def test_a_line_that_no_sample_is_made_of_is_told_like_a_broken_one(root, line, why):
-    write_lines(root / "training.jsonl", [json.dumps(next(iter(records(1)))), line])
-    with pytest.raises(DataError, match=rf"training\.jsonl:2: .*{why}"):
+def test_a_line_that_no_sample_is_made_of_stops_before_training_and_is_named(root, line, why):
+    write_lines(root / "training.jsonl", [*questions(999), line, *questions(9)])
+    with pytest.raises(DataError, match=rf"training\.jsonl:1000: .*{why}"):
         module(root).setup("fit")
 
 
@@ -207,12 +171,12 @@ def test_a_missing_role_stops_before_training_and_says_where(root):
 
 
 def test_what_is_cut_or_left_out_is_counted_by_line(root, caplog):
-    some = records(12)
+    some = questions(12)
     some[2]["input"] = "x" * 100
     some[4]["output"] = " "
     some[6]["output"] = "y" * 100
     some[7] = {"input": "no answer"}
-    write_lines(root / "training.jsonl", [*map(json.dumps, some), "[1]"])
+    write_lines(root / "training.jsonl", [*some, "[1]"])
     data = module(root, dataset_kwargs={"on_bad_line": "skip"}, global_batch_size=2)
     with caplog.at_level(logging.WARNING):
         data.setup("fit")
@@ -229,27 +193,25 @@ def test_what_is_cut_or_left_out_is_counted_by_line(root, caplog):
     assert "left out, malformed" in caplog.text and "kept, but truncated" in caplog.text
 
 
-@pytest.mark.parametrize("policy, told", [("skip", "too long"), ("fail", None)])
-def test_too_long_samples_by_policy(root, policy, told):
-    some = records(12)
-    some[2]["input"] = "x" * 100
-    write_lines(root / "training.jsonl", some)
-    data = module(root, dataset_kwargs={"on_too_long": policy}, global_batch_size=2)
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"on_too_long": "skip"}, "123 tokens, and 49 fit"),
+        ({"truncation_field": None}, "which leaves nothing to train on"),
+        ({"on_too_long": "fail"}, None),
+    ],
+    ids=["skip", "no answer is left", "fail"],
+)
+def test_too_long_samples_by_policy(root, settings, told):
+    write_lines(root / "training.jsonl", [*questions(2), {"input": "x" * 100, "output": "answer " * 3}, *questions(9)])
+    data = module(root, dataset_kwargs=settings, global_batch_size=2)
     if told is None:
         with pytest.raises(DataError, match=r"training\.jsonl:3: 123 tokens, and 49 fit \(data.seq_length \+ 1\)"):
             data.setup("fit")
         return
     data.setup("fit")
-    assert data.reports["train"].count(told) == 1 and len(data._datasets["train"]) == 11
-
-
-def test_a_cut_that_leaves_no_answer_leaves_the_sample_out(root):
-    some = records(4)
-    some[1] = {"input": "x" * 100, "output": "y"}
-    write_lines(root / "training.jsonl", some)
-    data = module(root, dataset_kwargs={"truncation_field": None}, global_batch_size=2)
-    data.setup("fit")
-    assert "which leaves nothing to train on" in data.reports["train"].places["too long"][0]
+    [place] = data.reports["train"].places["too long"]
+    assert told in place and len(data._datasets["train"]) == 11
 
 
 def test_nothing_left_is_an_error_with_the_counts(root):
@@ -262,7 +224,7 @@ def test_no_training_file_is_an_error(tmp_path):
     with pytest.raises(DataError, match=r"this folder has no training\.jsonl"):
         module(tmp_path).setup("fit")
     with pytest.raises(ConfigError, match="tokenizer is None"):
-        write_lines(tmp_path / "training.jsonl", records(2))
+        write_lines(tmp_path / "training.jsonl", questions(2))
         module(tmp_path, tokenizer=None).setup("fit")
 
 
@@ -283,9 +245,9 @@ def cached(root):
 
 
 def test_samples_are_kept_for_the_next_run_in_a_private_folder(root):
-    first = samples_of(steps(module(root)))
+    first = texts_of(steps(module(root)))
     before = cached(root)
-    assert samples_of(steps(module(root, memmap_workers=2))) == first and cached(root) == before
+    assert texts_of(steps(module(root, memmap_workers=2))) == first and cached(root) == before
     for folder in (root / "index_cache").iterdir():
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
 
@@ -308,29 +270,23 @@ def test_another_setting_has_other_samples(root, change):
 def test_data_that_was_replaced_under_its_name_is_tokenized_again(root):
     steps(module(root))
     write_lines(root / "training.jsonl", [{"input": "other", "output": "text"}] * 40)
-    assert set(samples_of(steps(module(root)))) == {"other text"}
+    assert set(texts_of(steps(module(root)))) == {"other text"}
 
 
 def test_a_damaged_file_is_made_again(root):
-    first = samples_of(steps(module(root)))
+    first = texts_of(steps(module(root)))
     for file in cached(root):
         if file.name == "samples-ids.npy":
             file.write_bytes(file.read_bytes()[:-8])
-    assert samples_of(steps(module(root))) == first
+    assert texts_of(steps(module(root))) == first
 
 
 def test_many_threads_give_the_same_samples(root):
-    tokenizer = small_chats.make_tokenizer(root / "tokenizer")
-    write_lines(root / "training.jsonl", records(1500))
-    one = module(root, tokenizer=tokenizer, seq_length=64)
-    many = module(
-        root,
-        tokenizer=tokenizer,
-        seq_length=64,
-        memmap_workers=4,
-        dataset_kwargs={"index_mapping_dir": str(root / "b")},
-    )
-    first, second = one.samples("train"), many.samples("train")
+    write_lines(root / "training.jsonl", questions(1500))
+    settings = {"tokenizer": small_chats.make_tokenizer(root / "tokenizer"), "seq_length": 64}
+    first = module(root, **settings).samples("train")
+    elsewhere = {"index_mapping_dir": str(root / "b")}
+    second = module(root, **settings, memmap_workers=4, dataset_kwargs=elsewhere).samples("train")
     assert first.folder != second.folder and first.report == second.report
     assert all(first[index] == second[index] for index in range(0, 1500, 97))
 
@@ -346,10 +302,7 @@ def test_many_threads_give_the_same_samples(root):
             {"packed_sequence_specs": PackedSequenceSpecs(64), "micro_batch_size": 1},
             "packed_sequence_size=64 differs from data.seq_length=48",
         ),
-        (
-            {"dataset_kwargs": {"promt_template": "x"}},
-            "has no setting 'promt_template'; did you mean 'prompt_template'",
-        ),
+        ({"dataset_kwargs": {"promt_template": "x"}}, "'promt_template'; did you mean 'prompt_template'"),
         ({"dataset_kwargs": {"on_too_long": "drop"}}, "on_too_long='drop'"),
         ({"dataset_kwargs": {"on_bad_line": "drop"}}, "on_bad_line='drop'"),
     ],

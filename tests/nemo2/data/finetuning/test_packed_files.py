@@ -10,14 +10,12 @@ from nemo2.data.finetuning.module import FineTuningDataModule
 from nemo2.data.finetuning.packed_files import PackedSequenceSpecs, prepare_packed_sequence_data, tokenize_dataset
 from nemo2.data.tokenizer import ByteTokenizer
 from nemo2.errors import ConfigError
-from support.small_chats import make_tokenizer, say, write_lines
+from support.small_chats import make_tokenizer, questions, say, write_lines
 
 
 @pytest.fixture
 def root(tmp_path):
-    write_lines(
-        tmp_path / "training.jsonl", [{"input": f"ask {i}", "output": "answer " * (1 + i % 4)} for i in range(20)]
-    )
+    write_lines(tmp_path / "training.jsonl", questions(20))
     return tmp_path
 
 

@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -81,20 +81,12 @@ def test_one_process_serves_all_renderings_and_each_fault_is_of_its_own_renderin
 
 
 def test_threads_share_the_process_and_get_their_own_replies():
-    wrong = []
-
     def ask(number):
-        for turn in range(50):
-            [reply] = rendered("{{ messages[0].content }}", [{"content": f"{number} {turn}"}])
-            if reply.text != f"{number} {turn}":
-                wrong.append(reply)
+        texts = [f"{number} {turn}" for turn in range(50)]
+        return [rendered("{{ messages[0].content }}", [{"content": text}])[0].text for text in texts] == texts
 
-    threads = [threading.Thread(target=ask, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not wrong
+    with ThreadPoolExecutor(4) as threads:
+        assert all(threads.map(ask, range(4)))
 
 
 def test_a_forked_process_has_a_renderer_of_its_own():
@@ -112,21 +104,17 @@ def test_a_forked_process_has_a_renderer_of_its_own():
     assert reply.text == "here"
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2])
-def test_a_signal_to_all_processes_of_a_rank_does_not_end_it(number):
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGKILL]
+)
+def test_a_signal_to_all_processes_of_a_rank_does_not_end_it_and_one_that_ended_is_replaced(number):
     rendered("{{ 1 }}", [])
     process = RENDERER._process
     os.kill(process.pid, number)
+    if number == signal.SIGKILL:
+        process.wait()
     [reply] = rendered("{{ 2 }}", [])
-    assert reply.text == "2" and RENDERER._process is process and process.poll() is None
-
-
-def test_a_process_that_ended_is_replaced():
-    rendered("{{ 1 }}", [])
-    os.kill(RENDERER._process.pid, signal.SIGKILL)
-    RENDERER._process.wait()
-    [reply] = rendered("{{ 1 }}", [])
-    assert reply.text == "1"
+    assert reply.text == "2" and (RENDERER._process is process) == (number != signal.SIGKILL)
 
 
 LOOPS = "{%- for number in range(9999) -%}" * 6 + "{%- endfor -%}" * 6

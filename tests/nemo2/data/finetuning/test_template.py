@@ -48,12 +48,8 @@ def test_a_tokenizer_of_ones_own_is_known_by_its_ids():
 
 def test_any_fields_and_text_behind_the_answer():
     template = "Context: {context}\nQuestion: {question}\nAnswer:  {label}\n###"
-    sample = encode(
-        {"context": "Rome", "question": "Where?", "label": "In Rome."},
-        prompt_template=template,
-        label_key="label",
-        add_eos=False,
-    )
+    record = {"context": "Rome", "question": "Where?", "label": "In Rome."}
+    sample = encode(record, prompt_template=template, label_key="label", add_eos=False)
     assert text_of(sample, False) == "Context: Rome\nQuestion: Where?\nAnswer:"
     assert text_of(sample, True) == "  In Rome.\n###"
 
@@ -68,10 +64,8 @@ def test_prompt_and_answer_have_the_ids_that_they_have_by_themselves(tmp_path):
     ]
 
 
-def test_the_prompt_too_and_a_first_token():
+def test_the_prompt_too_and_numbers():
     assert all(encode({"input": "a", "output": "b"}, answer_only_loss=False).trained)
-    with pytest.raises(ConfigError, match=r"add_bos=True, and ByteTokenizer\(\) has no bos token"):
-        encode({"input": "a", "output": "b"}, add_bos=True)
     numbers = TemplateEncoder(NullTokenizer(10), prompt_template="{input} {output}")
     assert numbers.encode({"input": "1 2", "output": "3"}).ids == [1, 2, 3, 9]
 
@@ -80,8 +74,9 @@ def test_the_prompt_too_and_a_first_token():
 def test_the_field_that_may_be_cut_gives_way_and_the_answer_stays(method, kept):
     record = {"question": "abcdefghij", "input": "Q:", "output": "yes"}
     settings = {"truncation_field": "question", "truncation_method": method}
-    whole = encode(record, prompt_template="{input} {question} {output}", **settings)
-    cut = truncated(record, len(whole.ids) - 6, prompt_template="{input} {question} {output}", **settings)
+    settings["prompt_template"] = "{input} {question} {output}"
+    whole = encode(record, **settings)
+    cut = truncated(record, len(whole.ids) - 6, **settings)
     assert cut.truncated and text_of(cut, False) == f"Q: {kept}" and text_of(cut, True) == " yes"
     assert cut.num_trained == whole.num_trained
 
@@ -92,29 +87,23 @@ def test_the_end_is_cut_where_the_field_is_not_enough():
     assert truncated({"input": "abc", "output": "yes"}, 4, truncation_field=None).ids == list(b"abc ")
 
 
+RECORD = {"input": "a", "output": "b"}
+
+
 @pytest.mark.parametrize(
-    "record, error, why",
+    "record, settings, error, why",
     [
-        ({"input": "a"}, Malformed, "no field 'output'; its fields are: input"),
-        ({"input": 1, "output": "b"}, Malformed, "the field 'input' is a int, not text"),
-        ("text", Malformed, "a str, not a record"),
-        ({"input": "a", "output": " "}, Empty, "the answer, 'output', is empty"),
+        ({"input": "a"}, {}, Malformed, "no field 'output'; its fields are: input"),
+        ({"input": 1, "output": "b"}, {}, Malformed, "the field 'input' is a int, not text"),
+        ("text", {}, Malformed, "a str, not a record"),
+        ({"input": "a", "output": " "}, {}, Empty, "the answer, 'output', is empty"),
+        (RECORD, {"prompt_template": "{input}"}, ConfigError, r"does not contain \{output\}"),
+        (RECORD, {"prompt_template": "{output} {output}"}, ConfigError, "contains a field twice"),
+        (RECORD, {"prompt_template": "{output} {"}, ConfigError, "prompt_template="),
+        (RECORD, {"truncation_method": "middle"}, ConfigError, "must be 'left' or 'right'"),
+        (RECORD, {"add_bos": True}, ConfigError, r"add_bos=True, and ByteTokenizer\(\) has no bos token"),
     ],
 )
-def test_records_without_what_the_template_names(record, error, why):
+def test_records_and_templates_that_cannot_be_meant(record, settings, error, why):
     with pytest.raises(error, match=why):
-        encode(record)
-
-
-@pytest.mark.parametrize(
-    "settings, why",
-    [
-        ({"prompt_template": "{input}"}, r"does not contain \{output\}"),
-        ({"prompt_template": "{output} {output}"}, "contains a field twice"),
-        ({"prompt_template": "{output} {"}, "prompt_template="),
-        ({"truncation_method": "middle"}, "must be 'left' or 'right'"),
-    ],
-)
-def test_templates_that_cannot_be_meant(settings, why):
-    with pytest.raises(ConfigError, match=why):
-        encode({"input": "a", "output": "b"}, **settings)
+        encode(record, **settings)

@@ -5,11 +5,9 @@ from typing import Any
 
 import pytest
 
-from nemo2.data.finetuning.encode import BadRecords, Report, encode_all
-from nemo2.data.finetuning.hf_dataset import HFDatasetDataModule
 from nemo2.errors import DataError
 from support import small_chats
-from support.small_chats import say
+from support.small_chats import report_of, say
 
 UNREAD = "with fields that no sample shows"
 TURNS = (("user", "hi there"), ("assistant", "yes sir"))
@@ -18,17 +16,6 @@ TURNS = (("user", "hi there"), ("assistant", "yes sir"))
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return small_chats.make_tokenizer(tmp_path_factory.mktemp("tokenizer"), small_chats.WITH_TOOLS)
-
-
-def report_of(tokenizer: Any, records: list[Any]) -> Report:
-    settings = {"on_bad_line": "skip"}
-    data = HFDatasetDataModule(records, split="train", tokenizer=tokenizer, seq_length=256, dataset_kwargs=settings)
-    report = Report()
-    limits = data.settings.limits(data.seq_length + 1)
-    bad = BadRecords(limits, report)
-    source: Any = data.source("train")
-    list(encode_all(source.records(bad), data.encoder(), limits=limits, bad=bad))
-    return report
 
 
 @pytest.mark.parametrize(

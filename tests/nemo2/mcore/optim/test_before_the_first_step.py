@@ -3,11 +3,16 @@
 
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
 import pytest
 import torch
+from megatron.core.optimizer.cpu_offloading import HybridDeviceOptimizer
+
+from nemo2.mcore.optim.megatron import MegatronOptimizer
+from support import small_runs
 
 SGD = {"optimizer": "sgd"}
 CASES: dict[str, tuple[bool, str, dict[str, Any]]] = {
@@ -25,8 +30,6 @@ CASES: dict[str, tuple[bool, str, dict[str, Any]]] = {
 def save_and_resume(directory: str) -> dict[str, Any]:
     """Losses of a run that saves before its first step, of one that doesn't, and of one that begins with what was saved."""
     import lightning.pytorch as pl
-
-    from support import small_runs
 
     class Early(pl.Callback):
         def __init__(self, path: str) -> None:
@@ -61,36 +64,13 @@ def test_it_is_written_and_resumed_as_if_nothing_had_happened(runs: list[dict[st
         assert saving == plain == resumed
 
 
-def test_torch_s_adam_counts_from_zero_after_it() -> None:
-    """It counts with each parameter, and doesn't begin to where it finds moments."""
-    from types import SimpleNamespace
-
-    from nemo2.mcore.optim.megatron import MegatronOptimizer
-
-    def moments(inner: Any, config: Any) -> None:
-        for group in inner.param_groups:
-            for parameter in group["params"]:
-                inner.state[parameter].setdefault("exp_avg", torch.zeros_like(parameter))
-                inner.state[parameter].setdefault("exp_avg_sq", torch.zeros_like(parameter))
-
-    def updated(saved_before: bool) -> torch.Tensor:
-        weight = torch.nn.Parameter(torch.arange(4.0))
-        inner = torch.optim.AdamW([weight], lr=0.1)
-        config: Any = SimpleNamespace(lr=0.1, weight_decay=0.01)
-        part = SimpleNamespace(
-            optimizer=inner,
-            config=config,
-            init_state_fn=moments,
-            param_groups=inner.param_groups,
-            sharded_state_dict=lambda *state, **options: {},
-        )
-        if saved_before:
-            MegatronOptimizer(part, config).sharded_state_dict({})
-        weight.grad = torch.ones(4)
-        inner.step()
-        return weight.detach()
-
-    assert torch.equal(updated(True), updated(False))
+def gpu_by_name_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is copied of a parameter isn't on a GPU."""
+    stream = mock.MagicMock()
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: stream)
+    monkeypatch.setattr(torch.cuda, "stream", lambda _: nullcontext())
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)
+    monkeypatch.setattr(torch.Tensor, "cpu", lambda tensor: torch.Tensor(tensor.data.numpy().copy()))
 
 
 class OnGPU(torch.nn.Parameter):
@@ -101,23 +81,20 @@ class OnGPU(torch.nn.Parameter):
         return True
 
 
-@pytest.mark.parametrize("fraction", [1.0, 0.5])
+def moments(inner: Any, config: Any) -> None:
+    for parameter in inner.param_groups[0]["params"]:
+        inner.state[parameter] |= {name: torch.zeros_like(parameter) for name in ("exp_avg", "exp_avg_sq")}
+
+
+@pytest.mark.parametrize("fraction", [None, 1.0, 0.5], ids=["torch's own", "offloaded", "half offloaded"])
 @pytest.mark.parametrize("kind", ["adam", "sgd"])
-def test_offloaded_states_begin_as_their_first_update_would_find_them(
-    monkeypatch: pytest.MonkeyPatch, kind: str, fraction: float
+def test_states_begin_as_their_first_update_would_find_them(
+    monkeypatch: pytest.MonkeyPatch, kind: str, fraction: float | None
 ) -> None:
-    """Megatron-Core's own class, with parameters on a GPU that is a name only."""
-    from types import SimpleNamespace
-
-    from megatron.core.optimizer.cpu_offloading import HybridDeviceOptimizer
-
-    from nemo2.mcore.optim.megatron import MegatronOptimizer
-
-    stream = mock.MagicMock()
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda: stream)
-    monkeypatch.setattr(torch.cuda, "stream", lambda _: nullcontext())
-    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)
-    monkeypatch.setattr(torch.Tensor, "cpu", lambda tensor: torch.Tensor(tensor.data.numpy().copy()))
+    """Torch's Adam counts steps with each parameter, and doesn't begin to where it finds moments. Offloaded: Megatron-Core's
+    own class, with parameters on a GPU that is a name only."""
+    if fraction is not None:
+        gpu_by_name_only(monkeypatch)
     adam = {"lr": 0.1, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.01}
     classes, settings = {
         "adam": (torch.optim.AdamW, adam),
@@ -125,21 +102,22 @@ def test_offloaded_states_begin_as_their_first_update_would_find_them(
     }[kind]
 
     def updated(saved_before: bool) -> list[torch.Tensor]:
-        weights: list[Any] = [OnGPU(torch.arange(4.0) + n) for n in range(2)]
-        inner = HybridDeviceOptimizer(
+        parameter = torch.nn.Parameter if fraction is None else OnGPU
+        weights: list[Any] = [parameter(torch.arange(4.0) + n) for n in range(2)]
+        inner: Any = classes(weights, **settings) if fraction is None else HybridDeviceOptimizer(
             weights, offload_fraction=fraction, cpu_optimizer_cls=classes, gpu_optimizer_cls=classes,
             overlap_cpu_optimizer_d2h_h2d=False, pin_cpu_grads=False, param_update_in_fp32=True, **settings,
         )  # fmt: skip
         config: Any = SimpleNamespace(lr=0.1, weight_decay=0.01, optimizer=kind, sgd_momentum=0.9)
         part = SimpleNamespace(
-            optimizer=inner, config=config, init_state_fn=None, param_groups=inner.param_groups,
+            optimizer=inner, config=config, param_groups=inner.param_groups,
+            init_state_fn=moments if fraction is None and kind == "adam" else None,
             sharded_state_dict=lambda *state, **options: {},
         )  # fmt: skip
         if saved_before:
             MegatronOptimizer(part, config).sharded_state_dict({})
-            assert len(inner.state) == 2 and all(
-                "exp_avg" in one or "momentum_buffer" in one for one in inner.state.values()
-            )
+            held = [one for one in inner.state.values() if "exp_avg" in one or "momentum_buffer" in one]
+            assert len(held) == 2
         for _ in range(2):
             for weight in weights:
                 weight.grad = torch.ones(4)

@@ -9,12 +9,14 @@ import contextlib
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
 
 from nemo2.errors import ConfigError
 from nemo2.mcore.parallel.cuda_graphs import kind_of, modules_of, refuse_hooks
+from nemo2.mcore.parallel.ddp_config import DistributedDataParallelConfig
 from support import small_runs
 
 STEPS, WARMUP = 6, 2
@@ -29,8 +31,6 @@ class StandIn:
 
     @contextlib.contextmanager
     def in_place(self) -> Any:
-        from unittest.mock import patch
-
         from megatron.core.tensor_parallel.random import get_cuda_rng_tracker
 
         from nemo2.base.backend.cpu import CpuBackend
@@ -53,7 +53,6 @@ class StandIn:
     @contextlib.contextmanager
     def layers(self) -> Any:
         """Transformer Engine's ``make_graphed_callables`` for Megatron-Core's helper."""
-        from unittest.mock import patch
 
         from megatron.core.transformer import cuda_graphs
         from megatron.core.transformer.module import GraphableMegatronModule
@@ -95,7 +94,6 @@ class StandIn:
     @contextlib.contextmanager
     def whole_step(self) -> Any:
         """``torch.cuda.CUDAGraph`` of a whole schedule: its replay runs the captured step on the static inputs again."""
-        from unittest.mock import patch
 
         from megatron.core.full_cuda_graph import StaticBufferLoader
 
@@ -187,44 +185,34 @@ def with_and_without(kind: str, **options: Any) -> dict[str, Any]:
     return {"plain": plain, "graphs": train(kind, **options)}
 
 
-@pytest.mark.parametrize("world_size", [1, 2])
-def test_layers_are_captured_after_the_warm_up_and_train_as_without(run_on_ranks: Any, world_size: int) -> None:
-    found = run_on_ranks(with_and_without, world_size, "transformer_engine")[0]
+def assert_trains_the_same(found: dict[str, Any], **counted: Any) -> None:
     plain, graphs = found["plain"], found["graphs"]
-    assert graphs["losses"] == plain["losses"]
-    assert graphs["grad_norms"] == plain["grad_norms"]
-    counted = graphs["counted"]
-    assert counted["captures"] == 1
+    assert (graphs["losses"], graphs["grad_norms"]) == (plain["losses"], plain["grad_norms"])
     assert graphs["captured"] == [False] * WARMUP + [True] * (STEPS - WARMUP)
-    microbatches = small_runs.GBS // small_runs.MBS // world_size
-    assert counted["replays"] == small_runs.MODEL["num_layers"] * microbatches * (STEPS - WARMUP)
-    assert counted["deleted"] == small_runs.MODEL["num_layers"] * counted["microbatches"]  # at the end of the run
-    assert counted["seeds"] == [True]
+    assert {name: graphs["counted"][name] for name in counted} == counted
 
 
-def test_gathering_parameters_goes_on_beside_graphs_of_layers(run_on_ranks: Any) -> None:
-    from nemo2.mcore.parallel.ddp_config import DistributedDataParallelConfig
-
-    ddp = DistributedDataParallelConfig(
-        use_distributed_optimizer=True, overlap_grad_reduce=True, overlap_param_gather=True
-    )
-    found = run_on_ranks(with_and_without, 2, "transformer_engine", ddp=ddp)[0]
-    assert found["graphs"]["losses"] == found["plain"]["losses"]
-    assert found["graphs"]["grad_norms"] == found["plain"]["grad_norms"]
+@pytest.mark.parametrize(("world_size", "gather"), [(1, False), (2, False), (2, True)])
+def test_layers_are_captured_after_the_warm_up_and_train_as_without(
+    run_on_ranks: Any, world_size: int, gather: bool
+) -> None:
+    """Also where parameters are gathered beside the graphs."""
+    overlap = {"overlap_grad_reduce": True, "overlap_param_gather": True}
+    options = {"ddp": DistributedDataParallelConfig(use_distributed_optimizer=True, **overlap)} if gather else {}
+    found = run_on_ranks(with_and_without, world_size, "transformer_engine", **options)[0]
+    microbatches, layers = small_runs.GBS // small_runs.MBS // world_size, small_runs.MODEL["num_layers"]
+    assert_trains_the_same(found, captures=1, replays=layers * microbatches * (STEPS - WARMUP), seeds=[True])
+    counted = found["graphs"]["counted"]
+    assert counted["deleted"] == layers * counted["microbatches"]  # at the end of the run
 
 
 @pytest.mark.parametrize("layout", [{}, {"tensor_model_parallel_size": 2}, {"pipeline_model_parallel_size": 2}])
 def test_a_whole_step_is_replayed_on_new_batches(run_on_ranks: Any, layout: dict[str, int]) -> None:
     world_size = 2 if layout else 1
     found = run_on_ranks(with_and_without, world_size, "full_iteration", hooks=True, **layout)[0]
-    plain, graphs = found["plain"], found["graphs"]
-    assert graphs["losses"] == plain["losses"]
-    assert graphs["grad_norms"] == plain["grad_norms"]
-    assert graphs["counted"]["captures"] == 1
-    assert graphs["counted"]["replays"] == STEPS - WARMUP
-    assert graphs["captured"] == [False] * WARMUP + [True] * (STEPS - WARMUP)
-    assert plain["inspected"] is True
-    assert graphs["inspected"] is False  # the search for NaN waits for the GPU
+    assert_trains_the_same(found, captures=1, replays=STEPS - WARMUP)
+    assert found["plain"]["inspected"] is True
+    assert found["graphs"]["inspected"] is False  # the search for NaN waits for the GPU
 
 
 def twice() -> list[list[float]]:
@@ -240,8 +228,6 @@ def test_a_second_run_of_a_process_captures_its_own_step(run_on_ranks: Any) -> N
 
 def refusals() -> dict[str, str]:
     """The refusal of a run whose settings don't go together."""
-    from nemo2.mcore.parallel.ddp_config import DistributedDataParallelConfig
-
     said = {}
     checked = DistributedDataParallelConfig(use_distributed_optimizer=True, check_for_nan_in_grad=True)
     cases: dict[str, Any] = {
@@ -324,13 +310,20 @@ def watch(*arguments: Any) -> None:
     """A user's."""
 
 
-def test_packed_sequences_are_refused() -> None:
-    packed = {"tokens": torch.zeros(1, 16), "cu_seqlens": torch.tensor([0, 7, 16])}
-    for batch in (packed, (packed, 0, 0)):
-        with pytest.raises(ConfigError, match="packed sequences"):
-            graphs_of("local").around(len, step_of(batch))
-    with pytest.raises(ConfigError, match="this batch is a Tensor"):
-        graphs_of("full_iteration").around(len, step_of(torch.zeros(3)))
+PACKED = {"tokens": torch.zeros(1, 16), "cu_seqlens": torch.tensor([0, 7, 16])}
+
+
+@pytest.mark.parametrize(
+    ("kind", "batch", "words"),
+    [
+        ("local", PACKED, "packed sequences"),
+        ("local", (PACKED, 0, 0), "packed sequences"),
+        ("full_iteration", torch.zeros(3), "this batch is a Tensor"),
+    ],
+)
+def test_batches_that_no_graph_holds_are_refused(kind: str, batch: Any, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        graphs_of(kind).around(len, step_of(batch))
 
 
 def test_a_batch_that_grows_is_refused_where_its_size_was_captured() -> None:

@@ -3,8 +3,8 @@
 
 import pytest
 import torch
+from megatron.core import parallel_state
 
-from nemo2.base.backend import get_backend
 from nemo2.mcore.parallel.loss import (
     MaskedTokenLossReduction,
     MaskedTokenLossReductionWithLossMask,
@@ -12,6 +12,7 @@ from nemo2.mcore.parallel.loss import (
     ScalarLossReduction,
     masked_token_loss,
 )
+from support import small_runs
 
 
 def test_the_masked_sum_and_its_count():
@@ -22,14 +23,12 @@ def test_the_masked_sum_and_its_count():
 
 def over_replicas(rank_losses: list[list[list[float]]], masks: list[list[list[float]]]) -> float:
     """Each rank reduces its own micro-batches."""
-    from megatron.core import parallel_state
-
-    parallel_state.initialize_model_parallel()
+    small_runs.start_megatron()
     rank = torch.distributed.get_rank()
     reduction = MaskedTokenLossReduction()
     reports = []
     for losses, mask in zip(rank_losses[rank], masks[rank], strict=True):
-        loss_mask, loss_per_token = (torch.tensor([values], device=get_backend().device) for values in (mask, losses))
+        loss_mask, loss_per_token = (torch.tensor([values], device=small_runs.device()) for values in (mask, losses))
         reports.append(reduction({"loss_mask": loss_mask}, loss_per_token)[2])
     return float(reduction.reduce(reports))
 
@@ -42,9 +41,7 @@ def test_the_reported_loss_is_the_mean_over_all_kept_tokens_of_all_replicas(run_
 
 
 def one_rank() -> dict[str, object]:
-    from megatron.core import parallel_state
-
-    parallel_state.initialize_model_parallel()
+    small_runs.start_megatron()
     scalar, optional = ScalarLossReduction(), ScalarLossReduction(optional=True)
     mine = torch.tensor(3.0, requires_grad=True)
     loss, count, report = scalar(None, {"loss": mine})
@@ -89,8 +86,6 @@ def test_predictions_are_joined_along_the_batch_where_they_are_tensors():
 @pytest.mark.parametrize("per_token", [False, True])
 def test_shares_of_a_sequence_weigh_by_the_tokens_their_mask_keeps(monkeypatch, per_token):
     """Megatron-Core divides each share by its own tokens and averages; or, per token, divides the sum by all tokens."""
-    from megatron.core import parallel_state
-
     monkeypatch.setattr(parallel_state, "get_context_parallel_world_size", lambda: 2)
     losses, masks = torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 9.0]]), torch.tensor([[1, 1, 1], [0, 0, 1]])
     reduction = MaskedTokenLossReduction(per_token=per_token)
@@ -112,8 +107,6 @@ def test_shares_of_a_sequence_weigh_by_the_tokens_their_mask_keeps(monkeypatch, 
 @pytest.mark.parametrize("kind", [MaskedTokenLossReduction, MaskedTokenLossReductionWithLossMask])
 def test_both_masked_reductions_take_nemos_arguments_and_sum_alike(monkeypatch, kind, per_token, options):
     """Whether it is a validation's changes no sum; which batches it sees is the loader's, which reads `val_drop_last`."""
-    from megatron.core import parallel_state
-
     monkeypatch.setattr(parallel_state, "get_context_parallel_world_size", lambda: 1)
     losses, mask = torch.tensor([[1.0, 2.0, 4.0]]), torch.tensor([[1.0, 0.0, 1.0]])
     reduction = kind(**options, per_token=per_token)

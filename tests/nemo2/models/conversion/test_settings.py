@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from nemo2.errors import ConfigError
+from nemo2.models.conversion.families import conversion_for, conversion_of, families
+from nemo2.models.conversion.settings import differences
 from support.families import named_sizes
 
 # Not what a model computes: how it starts, how long its sequences are, which kernels it runs on.
@@ -33,8 +35,6 @@ WITHOUT_SIZES = {"GraniteMoESharedConfig"}
 
 
 def test_all_families_are_looked_at() -> None:
-    from nemo2.models.conversion.families import families
-
     looked_at = {type(made(name)) for name in named()}
     for family in families():
         for kind in family.configs:
@@ -43,9 +43,6 @@ def test_all_families_are_looked_at() -> None:
 
 @pytest.mark.parametrize("name", [name for name in named() if name != "gpt3.GPTConfig175B"])
 def test_a_named_configuration_comes_back_through_config_json(name: str) -> None:
-    from nemo2.models.conversion.families import conversion_for, conversion_of
-    from nemo2.models.conversion.settings import differences
-
     ours = made(name, vocab_size=1000)
     family = conversion_of(ours)
     text = json.dumps(family.hf_config(ours) | {"architectures": list(family.architectures[:1])})
@@ -65,15 +62,11 @@ def test_a_named_configuration_comes_back_through_config_json(name: str) -> None
 
 
 def test_a_configuration_without_a_vocabulary_is_told_too() -> None:
-    from nemo2.models.conversion.families import conversion_of
-
     ours = made("llama.Llama31Config8B")
     assert conversion_of(ours).hf_config(ours)["vocab_size"] is None
 
 
 def test_a_family_with_two_conversions_is_exported_by_one_and_read_by_both() -> None:
-    from nemo2.models.conversion.families import conversion_of
-
     ours = made("chatglm.ChatGLM3Config6B")
     assert conversion_of(ours).architectures[0] == "GlmForCausalLM"
     assert conversion_of(ours, ["ChatGLMModel"]).architectures[0] == "ChatGLMModel"
@@ -90,8 +83,6 @@ SCALED = {
 
 
 def read(**fields: Any) -> Any:
-    from nemo2.models.conversion.families import conversion_for
-
     told = {**LLAMA, **fields}
     return conversion_for(told).config(told)
 
@@ -114,8 +105,6 @@ def test_both_spellings_of_rotary_positions_are_read(fields: Any) -> None:
 
 
 def test_both_spellings_are_written() -> None:
-    from nemo2.models.conversion.families import conversion_of
-
     ours = made("llama.Llama32Config1B", vocab_size=128256)
     told = conversion_of(ours).hf_config(ours)
     assert told["rope_theta"] == told["rope_parameters"]["rope_theta"] == 500_000.0
@@ -165,9 +154,6 @@ AS_RELEASED: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("name", AS_RELEASED)
 def test_a_config_json_in_the_notation_of_its_release_is_the_named_configuration(name: str) -> None:
-    from nemo2.models.conversion.families import conversion_for
-    from nemo2.models.conversion.settings import differences
-
     told = AS_RELEASED[name]
     assert differences(conversion_for(told).config(told), made(name)) == {}
 
@@ -250,8 +236,6 @@ def test_what_our_model_can_t_be_is_refused_by_field_and_value(fields: Any, word
     ],
 )
 def test_what_hugging_face_s_model_can_t_be_is_refused(name: str, fields: Any, words: str) -> None:
-    from nemo2.models.conversion.families import conversion_of
-
     ours = made(name, **fields)
     with pytest.raises(ConfigError, match=words):
         conversion_of(ours).hf_config(ours)
@@ -310,7 +294,6 @@ RELEASED: dict[str, tuple[dict[str, Any], str]] = {
 
 def test_a_released_hybrid_of_experts_has_the_size_of_its_name() -> None:
     """NVIDIA-Nemotron-3-Nano-30B-A3B: 31.6 B parameters, of which a token meets 3.6 B with the embeddings."""
-    from nemo2.models.conversion.families import conversion_for
     from nemo2.models.walker import shape_of
 
     told = {
@@ -329,9 +312,6 @@ def test_a_released_hybrid_of_experts_has_the_size_of_its_name() -> None:
 
 @pytest.mark.parametrize("released", RELEASED)
 def test_a_released_config_json_is_our_named_configuration(released: str) -> None:
-    from nemo2.models.conversion.families import conversion_for
-    from nemo2.models.conversion.settings import differences
-
     told, name = RELEASED[released]
     found = conversion_for(told).config(told)
     assert differences(made(name, vocab_size=found.vocab_size), found) == {}
@@ -339,7 +319,6 @@ def test_a_released_config_json_is_our_named_configuration(released: str) -> Non
 
 def exported_after_the_backend_came() -> str:
     from nemo2.base.backend import get_backend
-    from nemo2.models.conversion.families import conversion_of  # before the backend
 
     early = made("ssm.NemotronHConfig8B")
     compiled = early.activation_func

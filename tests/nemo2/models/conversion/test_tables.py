@@ -6,16 +6,10 @@ from typing import Any
 import pytest
 
 from nemo2.errors import ConfigError
+from nemo2.models.conversion.families import conversion_for, conversion_of
+from nemo2.models.conversion.pieces import Place, cat, every_other, fused_qkv, normalised, one, qkv, rows
+from support import small_runs
 
-SIZES = {
-    "num_layers": 2,
-    "hidden_size": 32,
-    "ffn_hidden_size": 48,
-    "num_attention_heads": 4,
-    "num_query_groups": 2,
-    "vocab_size": 64,
-    "seq_length": 16,
-}
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("LlamaConfig", {}),
     "llama tied, wide heads": ("LlamaConfig", {"share_embeddings_and_output_weights": True, "kv_channels": 16}),
@@ -29,22 +23,17 @@ def config_of(name: str) -> Any:
     from nemo2 import llm
 
     kind, settings = MODELS[name]
-    return getattr(llm, kind)(**SIZES, **settings)
+    return getattr(llm, kind)(**small_runs.MODEL, **settings)
 
 
 def stored(names: list[str]) -> dict[str, dict[str, tuple]]:
     """Per model: shapes of the whole tensors that Megatron-Core stores, by key."""
-    from megatron.core import parallel_state
     from megatron.core.dist_checkpointing.dict_utils import nested_values
     from megatron.core.dist_checkpointing.mapping import ShardedTensor, apply_factories
-    from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
 
-    from nemo2.base.backend import get_backend
     from nemo2.mcore.parallel.sharded_state import sharded_state
 
-    get_backend().install()
-    parallel_state.initialize_model_parallel()
-    model_parallel_cuda_manual_seed(1)
+    small_runs.start_megatron()
     found = {}
     for name in names:
         config = config_of(name)
@@ -63,8 +52,6 @@ def all_stored(run_on_ranks: Any) -> dict[str, dict[str, tuple]]:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_a_table_names_what_megatron_core_stores_with_its_shapes(all_stored: Any, name: str) -> None:
-    from nemo2.models.conversion.families import conversion_of
-
     config = config_of(name)
     entries = list(conversion_of(config).entries(config, vocab_rows=config.vocab_size))
     assert {entry.key: entry.shape for entry in entries} == all_stored[name]
@@ -73,8 +60,6 @@ def test_a_table_names_what_megatron_core_stores_with_its_shapes(all_stored: Any
 @pytest.mark.parametrize("name", MODELS)
 def test_pieces_tile_the_file_s_tensors_and_ours(name: str) -> None:
     """Each row of each of the file's tensors goes to one place, and each row of ours comes from one."""
-    from nemo2.models.conversion.families import conversion_of
-
     config = config_of(name)
     taken: dict[Any, list[int]] = {}
     for entry in conversion_of(config).entries(config, vocab_rows=72, released_rows=64):
@@ -82,14 +67,12 @@ def test_pieces_tile_the_file_s_tensors_and_ours(name: str) -> None:
         for piece in entry.pieces:
             if piece.name is not None:
                 taken.setdefault((piece.name, piece.at), []).extend(range(piece.start, piece.stop, piece.step))
-    for rows in taken.values():
-        assert sorted(rows) == list(range(len(rows)))
+    for numbers in taken.values():
+        assert sorted(numbers) == list(range(len(numbers)))
     assert not any("*" in name for name, _ in taken)
 
 
 def test_operations_put_rows_where_megatron_core_has_them() -> None:
-    from nemo2.models.conversion.pieces import Place, every_other, fused_qkv, normalised, one, qkv, rows
-
     place = Place(rows=16, layer=3, expert=1, heads=4, groups=2, head_dim=2)
 
     def told(operation: Any) -> list[Any]:
@@ -108,16 +91,11 @@ def test_operations_put_rows_where_megatron_core_has_them() -> None:
 
 
 def test_a_table_that_gives_other_rows_than_the_tensor_has_is_refused() -> None:
-    from nemo2.models.conversion.pieces import Place, cat
-
     with pytest.raises(ValueError, match="the pieces have 6 rows, and the tensor has 7"):
         cat("a", "b").pieces(Place(rows=7))
 
 
 def test_an_unknown_architecture_is_refused_with_the_nearest() -> None:
-    from nemo2.errors import ConfigError
-    from nemo2.models.conversion.families import conversion_for, conversion_of
-
     with pytest.raises(ConfigError, match="architectures=.*'LlamaForCausalML'.*did you mean 'LlamaForCausalLM'"):
         conversion_for({"architectures": ["LlamaForCausalML"]})
     with pytest.raises(ConfigError) as right:  # the name is that of the file's model_type
@@ -192,8 +170,6 @@ def test_an_unknown_architecture_is_refused_with_the_nearest() -> None:
 def test_an_unknown_family_is_refused_with_the_nearest_and_what_differs(
     released: dict[str, Any], nearest: str, differs: str
 ) -> None:
-    from nemo2.models.conversion.families import conversion_for
-
     sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4}
     told = {"architectures": ["NewForCausalLM"], "vocab_size": 128, "num_key_value_heads": 2, **sizes, **released}
     with pytest.raises(ConfigError) as error:

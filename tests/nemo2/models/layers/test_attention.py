@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 import torch
+from megatron.core import parallel_state, tensor_parallel
 from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.transformer.enums import AttnMaskType
 from megatron.core.transformer.transformer_config import TransformerConfig
 
+from nemo2.base.backend import get_backend
 from nemo2.errors import ConfigError
 from nemo2.models.layers.attention import SDPAttention
 from nemo2.models.layers.notices import say_once
@@ -48,18 +50,37 @@ def padding_mask() -> torch.Tensor:
     return mask
 
 
-def by_hand(q, k, v, *, forbidden: torch.Tensor, scale: float | None = None) -> torch.Tensor:
-    """`forbidden` is broadcastable to `[B, N, S, S]`. In double precision."""
+def by_hand(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    forbidden: torch.Tensor,
+    scale: float | None = None,
+    softcap: float | None = None,
+    sink: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """`forbidden` is broadcastable to `[B, N, S, S]`, `sink` has a score of each head. In double precision."""
     q, k, v = (x.double().permute(1, 2, 0, 3) for x in (q, k, v))
     k, v = (x.repeat_interleave(N // x.size(1), dim=1) for x in (k, v))
     scores = q @ k.transpose(2, 3) * (scale or D**-0.5)
-    weights = torch.exp(scores - scores.amax(-1, keepdim=True)).masked_fill(forbidden, 0.0)
-    out = weights @ v / weights.sum(-1, keepdim=True)
-    return out.permute(2, 0, 1, 3).reshape(S, B, N * D)
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores / softcap)
+    weights = scores.exp().masked_fill(forbidden, 0.0)
+    total = weights.sum(-1, keepdim=True) + (0.0 if sink is None else sink.double().exp().view(-1, 1, 1))
+    return (weights @ v / total).permute(2, 0, 1, 3).flatten(2)
 
 
 CAUSAL = torch.ones(S, S, dtype=torch.bool).triu(1)
 NOTHING = torch.zeros(S, S, dtype=torch.bool)
+
+
+def distances() -> torch.Tensor:
+    """How far each key (column) stands behind each query (row)."""
+    place = torch.arange(S)
+    return place[:, None] - place
+
+
 CASES: dict[str, tuple[AttnMaskType, torch.Tensor | None, torch.Tensor]] = {
     "causal": (AttnMaskType.causal, None, CAUSAL),
     "causal and padding": (AttnMaskType.padding_causal, padding_mask(), CAUSAL | padding_mask()),
@@ -117,63 +138,54 @@ def test_values_may_be_narrower_than_keys():
     assert attention()(q, k, v[..., :3], None).shape == (S, B, N * 3)
 
 
-def test_what_it_would_ignore_is_refused():
-    with pytest.raises(ConfigError, match="qk_clip=True"):
-        attention(qk_clip=True)
-    with pytest.raises(ConfigError, match="attention_bias"):
-        attention()(*inputs(), None, attention_bias=torch.zeros(1))
-    with pytest.raises(ConfigError, match="mask was passed with packed"):
-        attention()(*packed_inputs(), padding_mask(), packed_seq_params=packed(S))
-    with pytest.raises(ConfigError, match="qkv_format='bshd'"):
-        attention()(*packed_inputs(), None, packed_seq_params=PackedSeqParams(qkv_format="bshd"))
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: attention(qk_clip=True), "qk_clip=True"),
+        (lambda: attention()(*inputs(), None, attention_bias=torch.zeros(1)), "attention_bias"),
+        (
+            lambda: attention()(*packed_inputs(), padding_mask(), packed_seq_params=packed(S)),
+            "mask was passed with packed",
+        ),
+        (
+            lambda: attention()(*packed_inputs(), None, packed_seq_params=PackedSeqParams(qkv_format="bshd")),
+            "qkv_format='bshd'",
+        ),
+        (
+            lambda: attention(AttnMaskType.no_mask)(
+                *packed_inputs(), None, packed_seq_params=packed(3, 9, padded=(8, S))
+            ),
+            "need causal attention",
+        ),
+        (
+            lambda: attention(way="a2a", context_parallel_size=4),
+            "is not a multiple of .* 1 \\* 4 = 4. Set cp_comm_type to 'p2p'",
+        ),
+        (lambda: attention(way="a2a+p2p", context_parallel_size=2), "one of 'all_gather', 'p2p', 'a2a'"),
+    ],
+)
+def test_what_it_would_ignore_or_cannot_do_is_refused(call, words):
+    with pytest.raises(ConfigError, match=words):
+        call()
 
 
 # ------------------------------------------------------------------------ windows, soft caps, sinks, packed sequences
 
 
-def expected(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    *,
-    allowed: torch.Tensor,
-    softcap: float | None = None,
-    sink: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """As `by_hand`, by the definition of the softmax rather than by masks: one query, one head and one key at a time."""
-    tokens, batch, heads, width = q.shape
-    out = []
-    for s, b, n in itertools.product(range(tokens), range(batch), range(heads)):
-        group = n // (heads // k.size(2))
-        keys = allowed[s].nonzero().flatten()
-        scores = k[keys, b, group].double() @ q[s, b, n].double() / width**0.5
-        if softcap is not None:
-            scores = softcap * torch.tanh(scores / softcap)
-        total = scores.exp().sum() + (0.0 if sink is None else sink[n].double().exp())
-        out.append((scores.exp() / total) @ v[keys, b, group].double())
-    return torch.stack(out).view(tokens, batch, -1)
-
-
-def distances() -> torch.Tensor:
-    """How far each key (column) stands behind each query (row)."""
-    place = torch.arange(S)
-    return place[:, None] - place
-
-
 @pytest.mark.parametrize(
-    ("mask_type", "fields", "allowed"),
+    ("mask_type", "fields", "forbidden"),
     [
-        (AttnMaskType.causal, {"window_size": (3, 0)}, (distances() >= 0) & (distances() <= 3)),
-        (AttnMaskType.no_mask, {"window_size": (2, 4)}, (distances() >= -4) & (distances() <= 2)),
-        (AttnMaskType.causal, {"window_size": (-1, 0)}, distances() >= 0),
-        (AttnMaskType.causal, {"window_size": (3, 0), "window_attn_skip_freq": 1}, distances() >= 0),
-        (AttnMaskType.causal, {"window_size": (3, 0), "window_attn_skip_freq": [0]}, distances() >= 0),
+        (AttnMaskType.causal, {"window_size": (3, 0)}, CAUSAL | (distances() > 3)),
+        (AttnMaskType.no_mask, {"window_size": (2, 4)}, (distances() < -4) | (distances() > 2)),
+        (AttnMaskType.causal, {"window_size": (-1, 0)}, CAUSAL),
+        (AttnMaskType.causal, {"window_size": (3, 0), "window_attn_skip_freq": 1}, CAUSAL),
+        (AttnMaskType.causal, {"window_size": (3, 0), "window_attn_skip_freq": [0]}, CAUSAL),
     ],
 )
-def test_windows(mask_type, fields, allowed):
+def test_windows(mask_type, fields, forbidden):
     leaves = inputs()
     assert_same_with_gradients(
-        attention(mask_type, **fields)(*leaves, None), expected(*leaves, allowed=allowed), leaves
+        attention(mask_type, **fields)(*leaves, None), by_hand(*leaves, forbidden=forbidden), leaves
     )
 
 
@@ -184,14 +196,14 @@ def test_soft_caps_and_sinks(window):
     module.softcap = 0.7
     with torch.no_grad():
         module.softmax_offset.copy_(torch.tensor([0.5, -1.0, 2.0, 0.0]))
-    allowed = (distances() >= 0) & (distances() <= (S if window is None else 3))
-    reference = expected(*leaves, allowed=allowed, softcap=0.7, sink=module.softmax_offset)
+    forbidden = CAUSAL | (distances() > (S if window is None else 3))
+    reference = by_hand(*leaves, forbidden=forbidden, softcap=0.7, sink=module.softmax_offset)
     assert_same_with_gradients(module(*leaves, None), reference, [*leaves, module.softmax_offset])
 
 
 def test_an_off_by_one_softmax_has_a_score_of_zero_more():
     leaves = inputs()
-    reference = expected(*leaves, allowed=distances() >= 0, sink=torch.zeros(N))
+    reference = by_hand(*leaves, forbidden=CAUSAL, sink=torch.zeros(N))
     assert_same_with_gradients(attention(softmax_type="off-by-one")(*leaves, None), reference, leaves)
 
 
@@ -199,8 +211,8 @@ def test_a_soft_cap_with_a_mask_of_its_own():
     leaves = inputs()
     module = attention(AttnMaskType.padding_causal)
     module.softcap = 0.7
-    short = expected(*(x[:-5] for x in leaves), allowed=(distances() >= 0)[:-5, :-5], softcap=0.7)
-    torch.testing.assert_close(module(*leaves, padding_mask())[:-5], short.float(), rtol=1e-6, atol=1e-6)
+    reference = by_hand(*leaves, forbidden=CAUSAL | padding_mask(), softcap=0.7)
+    assert_same_with_gradients(module(*leaves, padding_mask()), reference, leaves)
 
 
 def packed(*ends: int, padded: tuple[int, ...] | None = None) -> PackedSeqParams:
@@ -223,8 +235,8 @@ def packed_inputs() -> list[torch.Tensor]:
 def test_packed_sequences_do_not_see_each_other(window):
     leaves = packed_inputs()
     sequence = torch.tensor([0] * 5 + [1] * 1 + [2] * 8 + [3] * 2)  # the last two follow the last sequence
-    allowed = (sequence[:, None] == sequence) & (distances() >= 0) & (distances() <= (S if window is None else 2))
-    reference = expected(*(x[:, None] for x in leaves), allowed=allowed)[:, 0]
+    forbidden = (sequence[:, None] != sequence) | CAUSAL | (distances() > (S if window is None else 2))
+    reference = by_hand(*(x[:, None] for x in leaves), forbidden=forbidden)[:, 0]
     actual = attention(window_size=window)(*leaves, None, packed_seq_params=packed(5, 6, 14))
     assert_same_with_gradients(actual, reference, leaves)
 
@@ -234,15 +246,9 @@ def test_padding_behind_a_packed_sequence_changes_nothing_in_front_of_it():
     padded = attention()(q, k, v, None, packed_seq_params=packed(3, 9, padded=(8, 16)))
     alone = attention()(q[8:14], k[8:14], v[8:14], None, packed_seq_params=packed(6))
     torch.testing.assert_close(padded[8:14], alone, rtol=1e-6, atol=1e-6)
-    with pytest.raises(ConfigError, match="need causal attention"):
-        attention(AttnMaskType.no_mask)(q, k, v, None, packed_seq_params=packed(3, 9, padded=(8, 16)))
 
 
 def dropout(sequence_parallel: bool) -> dict[str, Any]:
-    from megatron.core import tensor_parallel
-
-    from nemo2.base.backend import get_backend
-
     get_backend().install()
     tracker = tensor_parallel.get_cuda_rng_tracker()
     tracker.reset()
@@ -320,10 +326,6 @@ def attend_case(case: str, places: torch.Tensor, *, groups: int, cp: int = 1, wa
 
 def over_ranks(groups: int) -> dict[tuple[str, str], list[Any]]:
     """This rank's share of the output and of the gradients, for each case and way."""
-    from megatron.core import parallel_state
-
-    from nemo2.base.backend import get_backend
-
     get_backend().install()
     cp, rank = torch.distributed.get_world_size(), torch.distributed.get_rank()
     parallel_state.initialize_model_parallel(context_parallel_size=cp)
@@ -355,22 +357,7 @@ def test_context_parallel_ranks_give_their_share_of_the_whole(run_on_ranks, cp, 
             assert (total - whole[4]).norm() < 2e-6 * whole[4].norm(), (case, way)
 
 
-@pytest.mark.parametrize(
-    ("way", "fields", "words"),
-    [
-        ("a2a", {"context_parallel_size": 4}, "is not a multiple of .* 1 \\* 4 = 4. Set cp_comm_type to 'p2p'"),
-        ("a2a+p2p", {"context_parallel_size": 2}, "one of 'all_gather', 'p2p', 'a2a'"),
-    ],
-)
-def test_ways_that_cannot_be_gone_are_refused(way, fields, words):
-    with pytest.raises(ConfigError, match=words):
-        attention(way=way, **fields)
-
-
 def uncuttable() -> str:
-    from megatron.core import parallel_state
-
-    from nemo2.base.backend import get_backend
     from nemo2.errors import DataError
 
     get_backend().install()

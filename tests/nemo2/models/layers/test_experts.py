@@ -5,7 +5,9 @@ from typing import Any
 
 import pytest
 import torch
+from megatron.core import parallel_state, tensor_parallel
 
+from support import small_runs
 from support.small_runs import device
 
 CASES: dict[str, tuple[list[int], dict[str, Any]]] = {
@@ -23,19 +25,15 @@ CASES: dict[str, tuple[list[int], dict[str, Any]]] = {
 
 def run(case: str, *, grouped: bool, adapter: bool = False) -> list[torch.Tensor]:
     """The output, the gradients of tokens and probabilities, and those of all parameters."""
-    from megatron.core import parallel_state, tensor_parallel
     from megatron.core.process_groups_config import ProcessGroupCollection
     from megatron.core.tensor_parallel import ColumnParallelLinear, RowParallelLinear
     from megatron.core.transformer.mlp import MLPSubmodules
     from megatron.core.transformer.transformer_config import TransformerConfig
 
-    from nemo2.base.backend import get_backend
     from nemo2.models.layers.experts import LocalExperts, TorchGroupedMLP
 
-    get_backend().install()
     if not parallel_state.model_parallel_is_initialized():
-        parallel_state.initialize_model_parallel()
-    tensor_parallel.model_parallel_cuda_manual_seed(1)
+        small_runs.start_megatron()
     counts, fields = CASES[case]
     config = TransformerConfig(
         num_layers=1,
@@ -113,12 +111,7 @@ def test_an_experts_layer_that_was_wrapped_is_still_called(distances):
 
 def exchange(sizes: list[int]) -> list[list[float]]:
     """This rank's view of everybody's rows, and the gradient that comes back to its own."""
-    from megatron.core import parallel_state, tensor_parallel
-
-    from nemo2.base.backend import get_backend
-
-    get_backend().install()
-    parallel_state.initialize_model_parallel(tensor_model_parallel_size=2)
+    small_runs.start_megatron(tensor_model_parallel_size=2)
     rank, group = torch.distributed.get_rank(), parallel_state.get_tensor_model_parallel_group()
     own = torch.full((sizes[rank], 2), 1.0 + rank, requires_grad=True, device=device())
     whole = tensor_parallel.gather_from_sequence_parallel_region(own, group=group, output_split_sizes=sizes)
@@ -146,8 +139,6 @@ OVERLAPPED = {
 
 def losses(*, expert_parallel: int, overlapped: bool, bucket_size: int) -> list[float]:
     from megatron.core.distributed import DistributedDataParallelConfig
-
-    from support import small_runs
 
     ddp = DistributedDataParallelConfig(
         use_distributed_optimizer=True,

@@ -6,6 +6,8 @@ from typing import Any
 import pytest
 import torch
 
+from support import small_runs
+
 LOSSES = {
     "moe_router_load_balancing_type": ["aux_loss", "seq_aux_loss", "global_aux_loss"],
     "moe_aux_loss_coeff": [0.1, 0.1, 0.1],
@@ -20,18 +22,14 @@ def routed(padding: list[list[bool]] | None, per_token: bool = True, ranks: int 
         padding: By sequence, True for padding. None: the router is given no mask.
         ranks: Tensor-parallel ranks, of which each has a part of the sequences and all of the mask.
     """
-    from megatron.core import parallel_state, tensor_parallel
+    from megatron.core import parallel_state
     from megatron.core.process_groups_config import ProcessGroupCollection
     from megatron.core.transformer.moe.moe_utils import MoEAuxLossAutoScaler
     from megatron.core.transformer.transformer_config import TransformerConfig
 
-    from nemo2.base.backend import get_backend
     from nemo2.models.layers.moe import WeightedRouter
 
-    get_backend().install()
-    if not parallel_state.model_parallel_is_initialized():
-        parallel_state.initialize_model_parallel(tensor_model_parallel_size=ranks)
-    tensor_parallel.model_parallel_cuda_manual_seed(1)
+    small_runs.start_megatron(tensor_model_parallel_size=ranks)
     config = TransformerConfig(
         num_layers=1,
         hidden_size=8,
@@ -49,7 +47,7 @@ def routed(padding: list[list[bool]] | None, per_token: bool = True, ranks: int 
     )
     router: Any = WeightedRouter(config, pg_collection=ProcessGroupCollection.use_mpu_process_groups())
     router.set_layer_number(1)
-    device = get_backend().device
+    device = small_runs.device()
     MoEAuxLossAutoScaler.set_loss_scale(torch.ones(1, device=device))
     tokens = torch.randn(6, 2, 8, generator=torch.Generator().manual_seed(3)).to(device)
     x = tokens.chunk(ranks)[parallel_state.get_tensor_model_parallel_rank()].requires_grad_()

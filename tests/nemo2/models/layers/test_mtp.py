@@ -7,8 +7,12 @@ from typing import Any
 
 import pytest
 import torch
+from megatron.core import parallel_state
 
+from nemo2 import llm
+from nemo2.models.layers.mtp import _MEAN_PER_TOKEN, FurtherLosses, _Weighted
 from nemo2.models.walker import mtp_layer_name
+from support import small_runs
 from support.plain_decoder import PlainDecoder
 from support.small_runs import device
 
@@ -22,15 +26,10 @@ KEPT = ([2, 1], [2, 2])
 
 def weights_of(mask: list[int], per_token: bool) -> list[float]:
     """Losses of this rank's share, for a second and a third token."""
-    from megatron.core import parallel_state
 
-    from nemo2.base.backend import get_backend
     from nemo2.models import step_tokens
-    from nemo2.models.layers.mtp import _MEAN_PER_TOKEN, FurtherLosses
 
-    get_backend().install()
-    parallel_state.destroy_model_parallel()
-    parallel_state.initialize_model_parallel(context_parallel_size=2)
+    small_runs.start_megatron(context_parallel_size=2)
     config = SimpleNamespace(mtp_num_layers=2, calculate_per_token_loss=per_token)
     groups = SimpleNamespace(cp=parallel_state.get_context_parallel_group())
     chunk = SimpleNamespace(
@@ -66,8 +65,6 @@ def test_a_share_weighs_by_the_further_tokens_that_its_mask_keeps(run_on_ranks: 
 
 
 def test_a_share_without_tokens_has_a_gradient_of_zero_whatever_is_divided_by_them() -> None:
-    from nemo2.models.layers.mtp import _Weighted
-
     losses = torch.ones(4, requires_grad=True)
     (_Weighted.apply(losses, torch.zeros(())) / torch.zeros(())).sum().backward()
     assert losses.grad is not None and torch.equal(losses.grad, torch.zeros(4))
@@ -75,26 +72,12 @@ def test_a_share_without_tokens_has_a_gradient_of_zero_whatever_is_divided_by_th
 
 def further_losses_and_gradients(depth: int) -> dict[str, Any]:
     """Of a Llama with further predictions: its losses, and how far its gradients are from those of the formulas."""
-    from megatron.core import parallel_state
-    from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
 
-    from nemo2 import llm
-    from nemo2.base.backend import get_backend
     from nemo2.models.tracked_losses import report_tracked_losses
 
-    get_backend().install()
-    parallel_state.destroy_model_parallel()
-    parallel_state.initialize_model_parallel()
-    model_parallel_cuda_manual_seed(3)
-    sizes = {"num_layers": 2, "hidden_size": 32, "ffn_hidden_size": 48, "num_attention_heads": 4, "num_query_groups": 2}
-    config = llm.LlamaConfig(
-        **sizes,
-        vocab_size=64,
-        seq_length=16,
-        mtp_num_layers=depth,
-        mtp_loss_scaling_factor=FACTOR,
-        layernorm_epsilon=1e-5,
-    )
+    small_runs.start_megatron()
+    further: dict[str, Any] = {"mtp_num_layers": depth, "mtp_loss_scaling_factor": FACTOR}
+    config = llm.LlamaConfig(**small_runs.MODEL, **further, layernorm_epsilon=1e-5)
     config.params_dtype = torch.float32
     chunk = config.configure_model(None, True, True).to(device())
     generator = torch.Generator().manual_seed(5)
@@ -119,8 +102,8 @@ def further_losses_and_gradients(depth: int) -> dict[str, Any]:
         mine, theirs = parameter.grad, weights[name].grad
         assert mine is not None and theirs is not None and theirs.norm() > 0, name
         apart[name] = float((mine - theirs).norm() / theirs.norm())
-    further = report_tracked_losses(config, microbatches=1).values()
-    return {"losses": [float(own), *further], "expected": [float(one) for one in expected], "gradients": apart}
+    tracked = report_tracked_losses(config, microbatches=1).values()
+    return {"losses": [float(own), *tracked], "expected": [float(one) for one in expected], "gradients": apart}
 
 
 def by_the_formulas(
@@ -168,17 +151,10 @@ def test_further_losses_and_all_gradients_are_those_of_the_formulas(run_on_ranks
 
 def tokens_counted_by_routers(padding: list[list[bool]]) -> list[float]:
     """The choices of experts that the routers count, the further layers' last."""
-    from megatron.core import parallel_state
-    from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
 
-    from nemo2 import llm
-    from nemo2.base.backend import get_backend
     from nemo2.models.layers.moe import WeightedRouter
 
-    get_backend().install()
-    parallel_state.destroy_model_parallel()
-    parallel_state.initialize_model_parallel()
-    model_parallel_cuda_manual_seed(3)
+    small_runs.start_megatron()
     config = llm.MixtralConfig(
         num_layers=1, hidden_size=32, ffn_hidden_size=48, num_attention_heads=4, num_query_groups=2, vocab_size=64,
         seq_length=8, num_moe_experts=4, moe_router_topk=1, moe_router_score_function="sigmoid",

@@ -7,20 +7,12 @@ import pytest
 import torch
 
 from nemo2.errors import DataError
+from support import small_runs
 from support.small_runs import device
 
 LENGTHS = (8, 4, 12)  # each divides by 2 * cp; 24 of the row's 32 tokens, the rest is padding
 ROW, VOCAB = 32, 64
-CONFIG: dict[str, Any] = {
-    "num_layers": 2,
-    "hidden_size": 32,
-    "num_attention_heads": 4,
-    "num_query_groups": 2,
-    "ffn_hidden_size": 48,
-    "seq_length": ROW,
-    "vocab_size": VOCAB,
-    "hidden_dropout": 0.0,
-}
+CONFIG: dict[str, Any] = small_runs.MODEL | {"seq_length": ROW, "hidden_dropout": 0.0}
 
 
 def row(*, with_argmin: bool = False) -> dict[str, torch.Tensor]:
@@ -41,15 +33,10 @@ def row(*, with_argmin: bool = False) -> dict[str, torch.Tensor]:
 
 def losses(layout: dict[str, int], kind: str, cut: bool) -> tuple[list[float], dict[str, float]]:
     """The summed loss of each sequence and the norm of each gradient, from weights that are the same in every layout."""
-    from megatron.core import parallel_state, tensor_parallel
 
-    from nemo2.base.backend import get_backend
     from nemo2.models.llama import Llama3Config, LlamaModel
 
-    get_backend().install()
-    parallel_state.destroy_model_parallel()
-    parallel_state.initialize_model_parallel(**layout)
-    tensor_parallel.model_parallel_cuda_manual_seed(1)
+    small_runs.start_megatron(**layout)
     model = LlamaModel(Llama3Config(**CONFIG, **layout, cp_comm_type=kind))
     model.configure_model()
     model.to(device())
@@ -103,13 +90,9 @@ def test_a_pack_trains_as_its_sequences_one_by_one_and_over_context_parallel_ran
 
 
 def steps() -> dict[str, Any]:
-    from megatron.core import parallel_state
-
-    from nemo2.base.backend import get_backend
     from nemo2.models.gpt_step import gpt_data_step
 
-    get_backend().install()
-    parallel_state.initialize_model_parallel()
+    small_runs.start_megatron()
     answers: dict[str, Any] = {}
     for name, batch in {"by -1": row(), "by argmin": row(with_argmin=True)}.items():
         params: Any = gpt_data_step(iter([batch]))["packed_seq_params"]

@@ -7,16 +7,9 @@ import pytest
 import torch
 
 from nemo2.errors import ConfigError
-
-SIZES: dict[str, Any] = {
-    "num_layers": 2,
-    "hidden_size": 32,
-    "num_attention_heads": 4,
-    "num_query_groups": 2,
-    "ffn_hidden_size": 48,
-    "vocab_size": 64,
-    "seq_length": 16,
-}
+from nemo2.models.cohere import CohereConfig
+from support import hf_parity as parity
+from support import small_runs
 
 
 @pytest.mark.parametrize(
@@ -27,19 +20,14 @@ SIZES: dict[str, Any] = {
     ],
 )
 def test_settings_that_run_attention_and_feed_forward_apart_are_refused(settings: dict[str, Any]) -> None:
-    from nemo2.models.cohere import CohereConfig
-
     with pytest.raises(ConfigError, match=str([*settings][-1])):
-        CohereConfig(**SIZES, **settings)
+        CohereConfig(**small_runs.MODEL, **settings)
 
 
 def gradients(**settings: Any) -> dict[str, torch.Tensor]:
-    from nemo2.models.cohere import CohereConfig
-    from support import hf_parity as parity
-
     parity.start()
     torch.manual_seed(3)
-    chunk = CohereConfig(**SIZES, **settings).configure_model(None)
+    chunk = CohereConfig(**small_runs.MODEL, **settings).configure_model(None)
     ids = torch.randint(0, 64, (2, 16), generator=torch.Generator().manual_seed(0))
     chunk(ids, torch.arange(16).expand_as(ids), None, labels=ids.roll(-1, dims=1)).mean().backward()
     found = {name: parameter.grad for name, parameter in chunk.named_parameters()}
@@ -57,7 +45,7 @@ def both() -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
 def test_recomputed_layers_have_the_same_gradients(run_on_ranks: Any) -> None:
     ((stored, recomputed),) = run_on_ranks(both, 1)
     norms = [name for name in stored if "input_layernorm" in name]
-    assert len(norms) == SIZES["num_layers"] and not any(name.endswith("bias") for name in stored)
+    assert len(norms) == small_runs.MODEL["num_layers"] and not any(name.endswith("bias") for name in stored)
     assert stored.keys() == recomputed.keys()
     for name in stored:
         torch.testing.assert_close(stored[name], recomputed[name])

@@ -11,7 +11,8 @@ from torch.nn.functional import cross_entropy
 
 from nemo2.errors import DataError
 from nemo2.models.layers.vocabulary import PaddingMask
-from tests.nemo2.models.test_gpt import TINY, start
+from support.small_runs import start_megatron
+from tests.nemo2.models.test_gpt import TINY
 
 UNIT = 32
 LAST_RANK_HOLDS_FIVE, LAST_RANK_HOLDS_NONE = 37, 30
@@ -51,7 +52,7 @@ def whole(logits: torch.Tensor) -> torch.Tensor:
 
 
 def loss_against_torch(tokens: int, tp: int, fused: bool, settings: dict[str, Any]) -> dict[str, Any]:
-    start(tensor_model_parallel_size=tp)
+    start_megatron(tensor_model_parallel_size=tp)
     model = built(tokens, tp, **settings)
     model.config.cross_entropy_loss_fusion = fused
     batch = batch_of(tokens)
@@ -102,7 +103,7 @@ def further_losses(tokens: int) -> list[float]:
     """What multi-token prediction reports, with the padding's rows as they are and then turned up."""
     from nemo2.models.tracked_losses import forget_tracked_losses, report_tracked_losses
 
-    start(tensor_model_parallel_size=2)
+    start_megatron(tensor_model_parallel_size=2)
     model = built(tokens, 2, mtp_num_layers=1)
     reported = []
     for factor in (1.0, 100.0):
@@ -120,7 +121,7 @@ def test_further_predictions_do_not_see_padding_either(run_on_ranks: Any) -> Non
 
 
 def gathered_logits(tokens: int) -> torch.Tensor:
-    start(tensor_model_parallel_size=2)
+    start_megatron(tensor_model_parallel_size=2)
     batch = batch_of(tokens)
     model = built(tokens, 2, share_embeddings_and_output_weights=False).module
     with torch.no_grad():
@@ -144,7 +145,7 @@ def test_sixteen_bits_hold_the_mask_and_it_travels(dtype: torch.dtype) -> None:
 
 
 def an_id_of_padding(tokens: int, mask: bool) -> str:
-    start()
+    start_megatron()
     batch = batch_of(tokens) | {"loss_mask": torch.ones(2, 16)}
     batch["labels"][1, 3] = tokens
     try:
@@ -161,7 +162,7 @@ def test_an_id_without_a_probability_is_refused(run_on_ranks: Any, mask: bool, w
 
 
 def nemos_way(tokens: int) -> tuple[torch.Tensor, torch.Tensor, float]:
-    start()
+    start_megatron()
     model = built(tokens, mask_vocab_padding=False)
     batch = batch_of(tokens)
     logits = model.forward_step({**batch, "labels": None}).detach()

@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from nemo2.hugging_face.api import import_ckpt
 from support import nightly, small_runs
 from support.peft_models import backward, logits_of, made_by_peft, steps
 from support.tiny_releases import model_of, released
@@ -30,10 +32,7 @@ STEPS, RATE = 10, 1e-3
 
 
 def compared(directory: str, name: str) -> dict[str, Any]:
-    import torch
-
     from nemo2.checkpoint.context import load_context
-    from nemo2.hugging_face.api import import_ckpt
     from nemo2.training.strategies.set_up import set_up
 
     family, kind = CASES[name]
@@ -59,8 +58,6 @@ def compared(directory: str, name: str) -> dict[str, Any]:
 
 def outputs_of_both(ours: Any, core: Any, theirs: Any) -> dict[str, float]:
     """The largest difference of a logit: in fp32, of the base alone, and in float64."""
-    import torch
-
     tokens = small_runs.global_batch(0, 4)["tokens"]
     with torch.no_grad():
         wanted = logits_of(theirs)
@@ -72,9 +69,7 @@ def outputs_of_both(ours: Any, core: Any, theirs: Any) -> dict[str, float]:
 
 def gradients_of_both(ours: Any, core: Any, theirs: Any, place: str) -> dict[str, float]:
     """Relative differences of gradients by parameter of ours. Theirs take the adapters' place in a folder, and are imported."""
-    import torch
 
-    from nemo2.hugging_face.api import import_ckpt
     from nemo2.hugging_face.stored import StoredTensors
     from nemo2.models.conversion.table import Entry
 
@@ -117,7 +112,6 @@ def steps_of_both(folder: str, checkpoint: Path, theirs: Any, method: Any) -> di
 @contextmanager
 def in_float64(core: Any, theirs: Any) -> Iterator[None]:
     """Inside, both models are in float64, and so is what transformers' computes in fp32 on purpose (norms, softmax, routing)."""
-    import torch
 
     class Torch:
         float32 = torch.float64
