@@ -24,6 +24,16 @@ def modules() -> dict[str, Path]:
     return found
 
 
+def doors(*folders: str) -> list[str]:
+    """The front doors in these folders: packages with a stub."""
+    return [
+        ".".join(("nemo2", *(part for part in stub.parent.relative_to(ROOT).parts if part != "nemo2")))
+        for folder in folders
+        for stub in sorted((ROOT / folder).rglob("__init__.pyi"))
+        if not any(parent.is_symlink() for parent in stub.parents)
+    ]
+
+
 def imported_by(file: Path) -> set[str]:
     """The modules that a file imports anywhere, through front doors: of a name, the module that it comes from. The stub of a
     front door counts as part of it."""

@@ -45,14 +45,19 @@ class Ones(pl.LightningDataModule):
         return DataLoader(torch.ones(100, 1))  # pyright: ignore[reportArgumentType]
 
 
+def quiet_trainer(**options: Any) -> pl.Trainer:
+    """Lightning's trainer on a CPU, which writes nothing by itself."""
+    writes_nothing = dict.fromkeys(
+        ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False
+    )
+    return pl.Trainer(**{"accelerator": "cpu", "log_every_n_steps": 1, **writes_nothing, **options})
+
+
 def run(
     callback: pl.Callback, *, sampler: Any = None, config: Any = None, steps: int = 6, model: Any = None, every: int = 3
 ) -> list[tuple[int, dict[str, float]]]:
     """Step (from 0) and metrics of each line that ``steps`` steps log."""
     recorder = Recorder()
-    trainer = pl.Trainer(
-        accelerator="cpu", max_steps=steps, log_every_n_steps=every, logger=recorder, callbacks=[callback],
-        enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
-    )  # fmt: skip
+    trainer = quiet_trainer(max_steps=steps, log_every_n_steps=every, logger=recorder, callbacks=[callback])
     trainer.fit(model or OneWeight(config), datamodule=Ones(sampler))
     return [(step, {k: v for k, v in metrics.items() if k != "epoch"}) for step, metrics in recorder.lines]

@@ -185,6 +185,61 @@ def build_trainer(
     )
 
 
+def keep(directory: str | Path | None = None, **options: Any) -> Any:
+    """A `ModelCheckpoint` with names such as ``step=2``, and with all that a run needs to go on."""
+    from nemo2.checkpoint.model_checkpoint import ModelCheckpoint
+
+    given = {"filename": "{step}", "save_last": False, "save_optim_on_train_end": True, "verbose": False} | options
+    return ModelCheckpoint(dirpath=None if directory is None else str(directory), **given)
+
+
+def random_bytes(**options: Any) -> Any:
+    """A `MockDataModule` with a tokenizer of bytes."""
+    from nemo2.data.mock import MockDataModule
+    from nemo2.data.tokenizer import ByteTokenizer
+
+    sizes = {"seq_length": SEQ, "micro_batch_size": MBS, "global_batch_size": GBS}
+    samples = {"num_train_samples": 64, "num_val_samples": 16, "num_workers": 0}
+    return MockDataModule(**{"tokenizer": ByteTokenizer(), **sizes, **samples, **options})
+
+
+def run_arguments(
+    directory: str | Path,
+    *,
+    model: Any = None,
+    data: Any = None,
+    checkpoints: Any = None,
+    resume: Any = None,
+    base: str | None = None,
+    name: str = "tiny",
+    **trainer: Any,
+) -> dict[str, Any]:
+    """The arguments of `llm.pretrain` and `llm.finetune` for a run in ``directory``/``name``, which goes on from what is there.
+
+    Args:
+        model: None: a Llama of the data's tokenizer.
+        data: None: `random_bytes`.
+        checkpoints: None: `keep`.
+        base: The weights to start from.
+        trainer: Of `build_trainer`.
+    """
+    from nemo2 import AutoResume, NeMoLogger, RestoreConfig
+
+    quiet()
+    data = random_bytes() if data is None else data
+    if model is None:
+        model = build_llama(vocab_size=None)
+        model.tokenizer = data.tokenizer
+    restore = RestoreConfig(path=base) if base else None
+    return {
+        "model": model,
+        "data": data,
+        "trainer": build_trainer(**trainer),
+        "log": NeMoLogger(name=name, log_dir=str(directory), ckpt=checkpoints or keep(), use_datetime_version=False),
+        "resume": resume or AutoResume(resume_if_exists=True, resume_ignore_no_checkpoint=True, restore_config=restore),
+    }
+
+
 def fit(
     model: Any,
     data: Any = None,

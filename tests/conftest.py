@@ -3,14 +3,16 @@
 
 import atexit
 import gc
+import json
 import os
+import shlex
 import shutil
 import signal
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -72,6 +74,34 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         guess = 2.0 if starts[item.path] or "run_on_ranks" in getattr(item, "fixturenames", ()) else 0.1
         seconds[item.path] = seconds.get(item.path, 0.0) + (30.0 if item.get_closest_marker("slow") else guess)
     items.sort(key=lambda item: -seconds[item.path])
+
+
+class Printed(NamedTuple):
+    """What a command has printed."""
+
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+
+@pytest.fixture
+def command(capsys: pytest.CaptureFixture[str]) -> Callable[..., Printed]:
+    """Runs a command of nemo2 in this process, which has to end with ``code``: ``command("runs list", *words, code=0)``.
+
+    The line is split as a shell splits it; the words behind it are taken as they are.
+    """
+    from nemo2.cli.app import main
+
+    def run(line: str, *words: Any, code: int = 0) -> Printed:
+        capsys.readouterr()
+        ended, printed = main([*shlex.split(line), *map(str, words)]), Printed(*capsys.readouterr())
+        assert ended == code, printed
+        return printed
+
+    return run
 
 
 @pytest.fixture(scope="session")

@@ -118,9 +118,7 @@ def _alive(pid: int) -> bool:
         return False
 
 
-def test_among_workers_long_files_come_first_and_each_keeps_its_order(
-    request: pytest.FixtureRequest, tmp_path: Path
-) -> None:
+def test_among_workers_long_files_come_first_and_each_keeps_its_order(request, tmp_path):
     conftest = request.config.pluginmanager.get_plugin(str(Path(__file__).with_name("conftest.py")))
     files = {"units": 'x = "units"', "ranks": "", "commands": "import subprocess"}
     for name, text in files.items():

@@ -26,29 +26,29 @@ def tried(name: str, python: tuple[int, int]) -> Version:
 
 
 @pytest.mark.parametrize("one", REQUIREMENTS, ids=str)
-def test_a_range_holds_what_was_tried_on_every_python(one: Requirement) -> None:
+def test_a_range_holds_what_was_tried_on_every_python(one):
     for python in PYTHONS:
         assert one.specifier.contains(tried(one.name, python)), (python, tried(one.name, python))
 
 
 @pytest.mark.parametrize("one", [Requirement(text) for text in PROJECT["dependencies"]], ids=str)
-def test_a_dependency_has_a_lower_end(one: Requirement) -> None:
+def test_a_dependency_has_a_lower_end(one):
     assert [part for part in one.specifier if part.operator == ">="]
 
 
 @pytest.mark.parametrize("text", [text for text in TEXTS if "<" in text])
-def test_an_upper_end_has_its_reason_beside_it(text: str) -> None:
+def test_an_upper_end_has_its_reason_beside_it(text):
     rows = (ROOT / "pyproject.toml").read_text().split("\n")
     [index] = [index for index, row in enumerate(rows) if f'"{text}"' in row]
     assert "#" in rows[index] or rows[index - 1].strip().startswith("#")
 
 
-def test_the_newest_python_of_the_metadata_is_one_that_was_tried() -> None:
+def test_the_newest_python_of_the_metadata_is_one_that_was_tried():
     classifiers = [one.rpartition(" :: ")[2] for one in PROJECT["classifiers"] if "Python :: 3." in one]
     assert classifiers == [f"{major}.{minor}" for major, minor in PYTHONS]
 
 
-def test_a_stack_is_read_as_it_was_written() -> None:
+def test_a_stack_is_read_as_it_was_written():
     text = "\n".join(lines({"torch": "2.15.0", "rich": "13", "new": "1"}, {"torch": "2.13.0", "rich": "13"}, "3.12"))
     assert [requirement("torch", text, python) for python in PYTHONS] == [
         "torch==2.13.0",

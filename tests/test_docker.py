@@ -20,7 +20,7 @@ def check() -> ModuleType:
     return module
 
 
-def test_a_package_of_the_base_that_was_replaced_fails_the_build(check: ModuleType, tmp_path: Path) -> None:
+def test_a_package_of_the_base_that_was_replaced_fails_the_build(check, tmp_path):
     before = tmp_path / "before.txt"
     before.write_text(f"torch=={version('torch')}\n")
     assert check.replaced(before) == []
@@ -41,16 +41,14 @@ def test_a_package_of_the_base_that_was_replaced_fails_the_build(check: ModuleTy
         ("megatron-core", None, ["megatron-core is missing"]),
     ],
 )
-def test_versions_are_held_to_nemo2_s_own_bounds(
-    name: str, there: str | None, said: list[str], check: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_versions_are_held_to_nemo2_s_own_bounds(name, there, said, check, monkeypatch):
     real = check._installed
     monkeypatch.setattr(check, "_installed", lambda asked: there if asked == name else real(asked))
     found = check.out_of_range()
     assert len(found) == len(said) and all(one.startswith(start) for one, start in zip(found, said, strict=True))
 
 
-def test_the_build_is_given_all_that_the_wheel_is_made_of() -> None:
+def test_the_build_is_given_all_that_the_wheel_is_made_of():
     given = (ROOT / "docker" / "Dockerfile.dockerignore").read_text().split()
     for name in ("pyproject.toml", "README.md", "LICENSE", "nemo2", "recipes", "callbacks", "docker"):
         assert f"!{name}" in given and (ROOT / name).exists()

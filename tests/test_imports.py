@@ -11,7 +11,7 @@ from support.modules import ROOT, imported_by, modules
 
 
 @pytest.mark.parametrize("contract", ["rooms", "inside-base", "inside-mcore", "inside-training", "inside-preflight"])
-def test_the_page_lists_the_layers_of_the_contract(contract: str) -> None:
+def test_the_page_lists_the_layers_of_the_contract(contract):
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
     layers = next(one["layers"] for one in contracts if one["id"] == contract)
     names = [name for layer in layers for name in layer.split(" | ")]
@@ -20,7 +20,7 @@ def test_the_page_lists_the_layers_of_the_contract(contract: str) -> None:
     assert sorted(re.findall(rf"^\| {start}(\w+)(?:/|\.py)`", page, re.MULTILINE)) == sorted(names)
 
 
-def test_nobody_imports_the_folders_by_their_bare_names() -> None:
+def test_nobody_imports_the_folders_by_their_bare_names():
     bare = [
         f"{file} imports {module}"
         for file in modules().values()
@@ -30,7 +30,7 @@ def test_nobody_imports_the_folders_by_their_bare_names() -> None:
     assert bare == []
 
 
-def test_every_file_starts_with_its_licence_and_says_what_it_is_for() -> None:
+def test_every_file_starts_with_its_licence_and_says_what_it_is_for():
     for file in modules().values():
         text = file.read_text()
         assert text.startswith("# SPDX-License-Identifier: Apache-2.0\n"), file
@@ -44,9 +44,7 @@ def test_every_file_starts_with_its_licence_and_says_what_it_is_for() -> None:
         (("_getframe", "currentframe", "f_back", "f_globals", "f_locals"), "nemo2.config.provenance"),
     ],
 )
-def test_one_module_exchanges_objects_between_ranks_and_one_looks_at_frames(
-    names: tuple[str, ...], module: str
-) -> None:
+def test_one_module_exchanges_objects_between_ranks_and_one_looks_at_frames(names, module):
     users = {
         user
         for user, file in modules().items()

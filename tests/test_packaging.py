@@ -34,7 +34,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return file
 
 
-def test_a_wheel_holds_every_module_once_and_under_nemo2(wheel: Path) -> None:
+def test_a_wheel_holds_every_module_once_and_under_nemo2(wheel):
     names = zipfile.ZipFile(wheel).namelist()
     assert len(names) == len(set(names))
     expected = {"nemo2/py.typed"}
@@ -44,7 +44,7 @@ def test_a_wheel_holds_every_module_once_and_under_nemo2(wheel: Path) -> None:
     assert held == expected
 
 
-def test_the_metadata_say_what_the_project_says(wheel: Path) -> None:
+def test_the_metadata_say_what_the_project_says(wheel):
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     with zipfile.ZipFile(wheel) as archive:
         [prefix] = {name.split("/")[0] for name in archive.namelist() if ".dist-info/" in name}
@@ -57,7 +57,7 @@ def test_the_metadata_say_what_the_project_says(wheel: Path) -> None:
     assert "nemo2 = nemo2.cli:script" in entry_points and "llm = nemo2.cli.nemo_run" in entry_points
 
 
-def test_an_installed_wheel_lists_its_recipes_without_any_other_package(wheel: Path, tmp_path: Path) -> None:
+def test_an_installed_wheel_lists_its_recipes_without_any_other_package(wheel, tmp_path):
     target = tmp_path / "site"
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--no-compile"]
     subprocess.run([*command, "--target", str(target), str(wheel)], check=True, timeout=240)
@@ -79,7 +79,7 @@ def test_an_installed_wheel_lists_its_recipes_without_any_other_package(wheel: P
     assert {"llama3_8b", "llama_tiny"} <= set(names.split()) and one == "llama3_8b"
 
 
-def test_an_editable_install_is_a_path_that_type_checkers_follow(wheel: Path, tmp_path: Path) -> None:
+def test_an_editable_install_is_a_path_that_type_checkers_follow(wheel, tmp_path):
     source = wheel.parent / "source"
     build = f"from setuptools.build_meta import build_editable; build_editable({str(tmp_path)!r})"
     done = subprocess.run([sys.executable, "-c", build], cwd=source, capture_output=True, text=True, timeout=120)
@@ -91,7 +91,7 @@ def test_an_editable_install_is_a_path_that_type_checkers_follow(wheel: Path, tm
 
 
 @pytest.mark.parametrize("folder", ["recipes", "callbacks"])
-def test_a_bare_import_from_a_checkout_fails_with_the_right_import(folder: str) -> None:
+def test_a_bare_import_from_a_checkout_fails_with_the_right_import(folder):
     done = subprocess.run(
         [sys.executable, "-c", f"import {folder}"],
         env=environment(),

@@ -42,7 +42,7 @@ HANDED_OVER = {
 """Arguments whose reader gets the object from Lightning or Megatron-Core, and imports nothing of its class."""
 
 
-def test_every_public_argument_has_a_reader_or_a_refusal() -> None:
+def test_every_public_argument_has_a_reader_or_a_refusal():
     dead = {(what.__name__, name) for what in public() for name in unread(what)}
     assert dead - NOBODY_READS.keys() == set(), "read the argument, refuse it, or take it away"
     given = {(what.__name__, name) for what in public() for name in inspect.signature(what).parameters}
@@ -230,12 +230,12 @@ class Fields:
     nobody_looks_at_this_field_: int
 
 
-def test_dead_arguments_are_found() -> None:
+def test_dead_arguments_are_found():
     assert unread(Example) == ["kept", "forgotten", "ignored", "mode"]
     assert unread(Fields) == ["path", "nobody_looks_at_this_field_"]
 
 
-def test_a_reader_is_of_the_class_and_not_of_the_name() -> None:
+def test_a_reader_is_of_the_class_and_not_of_the_name():
     from nemo2.data.sampler import MegatronDataSampler
 
     assert is_read(MegatronDataSampler, "output_log") and not is_read(Example, "output_log")

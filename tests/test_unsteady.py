@@ -40,7 +40,7 @@ def _environment() -> dict[str, str]:
 
 
 @pytest.mark.parametrize("workers", [(), ("-n", "2")], ids=["one process", "workers"])
-def test_a_test_that_passes_alone_does_not_fail_the_run_and_is_named(tmp_path: Path, workers: tuple[str, ...]) -> None:
+def test_a_test_that_passes_alone_does_not_fail_the_run_and_is_named(tmp_path, workers):
     code, output = run(tmp_path, {"test_once.py": ONCE, "test_passes.py": PASSES}, *workers)
     assert code == 0, output
     assert "UNSTEADY tests/test_once.py::test_once: unsteady/" in output and "1 passed" in output
@@ -48,7 +48,7 @@ def test_a_test_that_passes_alone_does_not_fail_the_run_and_is_named(tmp_path: P
     assert "the first time" in file.read_text()
 
 
-def test_a_test_that_fails_again_fails_the_run_beside_one_that_does_not(tmp_path: Path) -> None:
+def test_a_test_that_fails_again_fails_the_run_beside_one_that_does_not(tmp_path):
     code, output = run(tmp_path, {"test_once.py": ONCE, "test_always.py": ALWAYS})
     assert code == 1 and "UNSTEADY tests/test_once.py" in output
     assert (
@@ -56,24 +56,24 @@ def test_a_test_that_fails_again_fails_the_run_beside_one_that_does_not(tmp_path
     )
 
 
-def test_a_fixture_that_fails_once_is_seen_like_a_test(tmp_path: Path) -> None:
+def test_a_fixture_that_fails_once_is_seen_like_a_test(tmp_path):
     fixture = ONCE.replace("def test_once():", "import pytest\n@pytest.fixture\ndef value():")
     code, output = run(tmp_path, {"test_once.py": fixture + "def test_uses_it(value):\n    pass\n"})
     assert code == 0 and "UNSTEADY tests/test_once.py::test_uses_it" in output
 
 
 @pytest.mark.parametrize(("days", "code"), [(6, 0), (8, 1)])
-def test_a_test_that_has_long_been_known_gets_no_second_run(tmp_path: Path, days: int, code: int) -> None:
+def test_a_test_that_has_long_been_known_gets_no_second_run(tmp_path, days, code):
     day = (datetime.date.today() - datetime.timedelta(days=days)).isoformat()
     assert run(tmp_path, {"test_once.py": ONCE}, known={"tests/test_once.py::test_once": day})[0] == code
 
 
-def test_many_failures_are_not_run_again(tmp_path: Path) -> None:
+def test_many_failures_are_not_run_again(tmp_path):
     files = {f"test_{number}.py": ONCE.replace("marker", f"marker{number}") for number in range(11)}
     code, output = run(tmp_path, files)
     assert code == 1 and "11 failed" in output and "UNSTEADY" not in output
 
 
-def test_a_file_that_cannot_be_imported_fails_the_run(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_imported_fails_the_run(tmp_path):
     code, output = run(tmp_path, {"test_once.py": ONCE, "test_broken.py": "import nothing_of_this_name\n"})
     assert code != 0 and "UNSTEADY" not in output

@@ -32,7 +32,7 @@ def script(folder: Path, text: str) -> str:
     return "python script.py"
 
 
-def test_arguments_streams_variables_and_the_folder_arrive_and_the_exit_code_comes_back(shell, tmp_path) -> None:
+def test_arguments_streams_variables_and_the_folder_arrive_and_the_exit_code_comes_back(shell, tmp_path):
     command = script(
         tmp_path,
         "import os, sys\nprint(sys.argv[1:], sys.stdin.read(), os.getcwd(), os.environ['OWN'], __name__)\n"
@@ -43,7 +43,7 @@ def test_arguments_streams_variables_and_the_folder_arrive_and_the_exit_code_com
     assert done.stdout == f"['a b', 'c'] given {tmp_path} x __main__\n"
 
 
-def test_it_is_warm_and_knows_nothing_of_the_command_before(shell, tmp_path) -> None:
+def test_it_is_warm_and_knows_nothing_of_the_command_before(shell, tmp_path):
     command = script(
         tmp_path, "import sys, torch\nprint('nemo2' in sys.modules, hasattr(torch, 'own'))\ntorch.own = 1\n"
     )
@@ -51,15 +51,13 @@ def test_it_is_warm_and_knows_nothing_of_the_command_before(shell, tmp_path) -> 
     assert shell("python -c \"import sys; print('torch' in sys.modules)\"").stdout == "False\n"
 
 
-def test_an_error_is_a_traceback_and_1(shell, tmp_path) -> None:
+def test_an_error_is_a_traceback_and_1(shell, tmp_path):
     done = shell(script(tmp_path, "raise ValueError('no')\n"))
     assert done.returncode == 1 and done.stderr.rstrip().endswith("ValueError: no")
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 5), (signal.SIGINT, 130)])
-def test_a_signal_reaches_it_and_a_killed_command_takes_its_fork_along(
-    shell, warm_commands, tmp_path, number, code
-) -> None:
+def test_a_signal_reaches_it_and_a_killed_command_takes_its_fork_along(shell, warm_commands, tmp_path, number, code):
     # Naps: a signal between the interpreter's last look and the start of a sleep waits for its end.
     script(
         tmp_path,
@@ -82,5 +80,5 @@ def test_a_signal_reaches_it_and_a_killed_command_takes_its_fork_along(
         assert not Path(f"/proc/{fork}").exists()
 
 
-def test_it_ends_by_the_signal_that_ended_its_fork(shell, tmp_path) -> None:
+def test_it_ends_by_the_signal_that_ended_its_fork(shell, tmp_path):
     assert shell(f"exec {script(tmp_path, 'import os, signal; os.kill(os.getpid(), signal.SIGKILL)')}").returncode == -9

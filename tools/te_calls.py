@@ -231,7 +231,7 @@ class Asked(NamedTuple):
     test: str
 
 
-_OURS = "tests/tools/test_te_formats.py"
+_OURS = "tests/transformer_engine/test_formats.py"
 _STATES = f"{_OURS}::test_a_state_that_the_version_refuses_is_loaded_with_the_leave_that_we_give"
 STEPS = (
     Asked(

@@ -47,7 +47,7 @@ def a_run(
     return trainer, SimpleNamespace(config=config, optim=SimpleNamespace(config=optimizer))
 
 
-def test_answers_reach_model_ddp_and_optimizer_config_with_their_reasons() -> None:
+def test_answers_reach_model_ddp_and_optimizer_config_with_their_reasons():
     trainer, module = a_run()
     MegatronCommOverlapCallback(bucket_size=1000).setup(trainer, module, "fit")
     ddp = trainer.strategy.ddp_config
@@ -59,7 +59,7 @@ def test_answers_reach_model_ddp_and_optimizer_config_with_their_reasons() -> No
     assert "pipeline_model_parallel_size is 1" in adjustments(module.config)["batch_p2p_comm"][0].why
 
 
-def test_what_does_not_take_effect_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_what_does_not_take_effect_is_said_once(caplog):
     trainer, module = a_run()
     callback = MegatronCommOverlapCallback(tp_comm_overlap=True)
     with caplog.at_level(logging.WARNING):
@@ -71,7 +71,7 @@ def test_what_does_not_take_effect_is_said_once(caplog: pytest.LogCaptureFixture
     ]
 
 
-def test_a_callback_serves_the_next_run_too() -> None:
+def test_a_callback_serves_the_next_run_too():
     callback = MegatronCommOverlapCallback()
     for world, on in ((4, True), (1, False)):
         trainer, module = a_run(world=world)
@@ -79,7 +79,7 @@ def test_a_callback_serves_the_next_run_too() -> None:
         assert trainer.strategy.ddp_config.overlap_grad_reduce is on
 
 
-def test_two_callbacks_count_as_one_with_the_arguments_of_both() -> None:
+def test_two_callbacks_count_as_one_with_the_arguments_of_both():
     trainer, module = a_run()
     first, second = MegatronCommOverlapCallback(tp_comm_overlap=False), MegatronCommOverlapCallback(bucket_size=9)
     trainer.callbacks = [first, second]
@@ -94,7 +94,7 @@ def test_two_callbacks_count_as_one_with_the_arguments_of_both() -> None:
         first.setup(trainer, module, "fit")
 
 
-def test_another_strategy_is_refused() -> None:
+def test_another_strategy_is_refused():
     trainer: Any = SimpleNamespace(strategy=object())
     with pytest.raises(ConfigError, match="requires MegatronStrategy"):
         MegatronCommOverlapCallback().setup(trainer, SimpleNamespace(), "fit")  # pyright: ignore[reportArgumentType]
@@ -103,7 +103,7 @@ def test_another_strategy_is_refused() -> None:
 H100 = Machine.named("H100")
 
 
-def test_the_preset_of_the_run_is_written_where_the_strategy_looks_for_it() -> None:
+def test_the_preset_of_the_run_is_written_where_the_strategy_looks_for_it():
     layout = Layout(tp=4, cp=2, sp=True)
     trainer, module = a_run(
         layout=layout, world=8, machine=H100, hidden_size=8192, num_attention_heads=64, params_dtype=torch.bfloat16
@@ -117,13 +117,13 @@ def test_the_preset_of_the_run_is_written_where_the_strategy_looks_for_it() -> N
     assert config.tp_comm_bootstrap_backend == "nccl"
 
 
-def test_no_tensor_overlap_where_nothing_was_asked_for() -> None:
+def test_no_tensor_overlap_where_nothing_was_asked_for():
     trainer, module = a_run(layout=Layout(tp=4, sp=True), machine=H100)
     MegatronCommOverlapCallback().setup(trainer, module, "fit")
     assert module.config.tp_comm_overlap is False
 
 
-def test_buffers_can_be_left_to_transformer_engine_or_given() -> None:
+def test_buffers_can_be_left_to_transformer_engine_or_given():
     for asked, expected in (("default", None), ({"qkv_fprop": {"num_sm": 3}}, {"qkv_fprop": {"num_sm": 3}})):
         trainer, module = a_run(layout=Layout(tp=4, sp=True), machine=H100)
         callback = MegatronCommOverlapCallback(

@@ -9,6 +9,6 @@ from nemo2 import callbacks
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "callbacks.md"
 
 
-def test_the_tables_name_every_callback_and_nothing_else() -> None:
+def test_the_tables_name_every_callback_and_nothing_else():
     rows = [line.split("|")[1] for line in PAGE.read_text().splitlines() if line.startswith("| `")]
     assert {name for row in rows for name in re.findall(r"`(\w+)`", row)} == set(vars(callbacks)["__all__"])

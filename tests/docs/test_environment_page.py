@@ -16,7 +16,7 @@ def sources() -> str:
     return "\n".join(file.read_text() for folder in folders for file in sorted((ROOT / folder).rglob("*.py")))
 
 
-def test_every_variable_that_is_read_is_told() -> None:
+def test_every_variable_that_is_read_is_told():
     text = sources()
     read = {
         *READ.findall(text),
@@ -27,7 +27,7 @@ def test_every_variable_that_is_read_is_told() -> None:
     assert sorted(name for name in read - OF_A_PROCESS - SET_ONLY if f"`{name}`" not in PAGE) == []
 
 
-def test_every_variable_that_is_told_of_is_used() -> None:
+def test_every_variable_that_is_told_of_is_used():
     text = sources()
     told = set(re.findall(r"`([A-Z][A-Z_0-9]{4,})`", PAGE))
     assert sorted(name for name in told if name not in text) == []

@@ -4,7 +4,6 @@
 import re
 from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -20,7 +19,7 @@ def named() -> set[str]:
     return set(re.findall(r"`((?:nl|llm|callbacks)\.[\w.]+)`", section))
 
 
-def test_every_name_that_is_said_to_be_the_same_is_there() -> None:
+def test_every_name_that_is_said_to_be_the_same_is_there():
     names = named()
     assert len(names) > 35
     for name in names:
@@ -30,7 +29,7 @@ def test_every_name_that_is_said_to_be_the_same_is_there() -> None:
 
 
 @pytest.mark.parametrize("line", re.findall(r"\| `(from nemo2[\w.]* import \w+)` \|", PAGE.read_text()))
-def test_the_imports_on_the_right_work(line: str) -> None:
+def test_the_imports_on_the_right_work(line):
     _, module, _, name = line.split()
     found = import_module(module)
     assert hasattr(found, name)
@@ -50,7 +49,7 @@ def test_the_imports_on_the_right_work(line: str) -> None:
     ],
     ids=lambda gone: next(iter(gone)),
 )
-def test_what_is_gone_is_on_the_page_and_an_error_that_names_it(gone: dict[str, Any]) -> None:
+def test_what_is_gone_is_on_the_page_and_an_error_that_names_it(gone):
     [name] = gone
     assert f"`{name}" in PAGE.read_text()
     with pytest.raises(ConfigError, match=f"strategy.{name}="):
@@ -59,6 +58,6 @@ def test_what_is_gone_is_on_the_page_and_an_error_that_names_it(gone: dict[str, 
         _ = trainer.strategy.checkpoint_io
 
 
-def test_what_the_page_calls_missing_is_missing() -> None:
+def test_what_the_page_calls_missing_is_missing():
     # So that the page is changed when they come.
     assert not any(hasattr(llm.LlamaModel, name) for name in ("import_from", "importer", "exporter"))

@@ -32,13 +32,13 @@ def sections_of_the_readme() -> dict[str, list[str]]:
     return {title.strip(): re.findall(r"\]\((.+?)\)", pages) for title, pages in rows}
 
 
-def test_the_readme_lists_the_pages_of_the_navigation() -> None:
+def test_the_readme_lists_the_pages_of_the_navigation():
     site = sections_of_the_site()
     assert site["Start here"].pop(0) == HOME
     assert list(sections_of_the_readme().items()) == list(site.items())
 
 
-def test_every_page_is_in_the_navigation_once() -> None:
+def test_every_page_is_in_the_navigation_once():
     listed = [page for pages in sections_of_the_site().values() for page in pages]
     there = [str(file.relative_to(ROOT)) for file in [*ROOT.glob("docs/**/*.md"), *ROOT.glob("notebooks/*.ipynb")]]
     assert sorted(listed) == sorted(there)

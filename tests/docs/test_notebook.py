@@ -15,14 +15,14 @@ PLACES = ("/tmp", "/home/", "/root", str(Path(__file__).resolve().parents[2]))
 
 
 @pytest.mark.examples
-def test_a_notebook_runs(tmp_path: Path) -> None:
+def test_a_notebook_runs(tmp_path):
     """The others take minutes: they rehearse jobs of 70B, and start commands."""
     done = notebooks.executed(notebooks.FOLDER / "edit_and_train.ipynb", tmp_path)
     assert all(cell.execution_count for cell in done.cells if cell.cell_type == "code")
 
 
 @pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
-def test_a_notebook_is_kept_as_it_ran(path: Path) -> None:
+def test_a_notebook_is_kept_as_it_ran(path):
     notebook = nbformat.read(path, as_version=4)
     nbformat.validate(notebook)
     code = [cell for cell in notebook.cells if cell.cell_type == "code"]
@@ -33,7 +33,7 @@ def test_a_notebook_is_kept_as_it_ran(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
-def test_what_a_notebook_imports_of_nemo2_is_there(path: Path) -> None:
+def test_what_a_notebook_imports_of_nemo2_is_there(path):
     cells = [cell.source for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code"]
     code = "\n".join(line for cell in cells for line in cell.splitlines() if not line.startswith("!"))
     imports = [node for node in ast.walk(ast.parse(code)) if isinstance(node, ast.ImportFrom)]

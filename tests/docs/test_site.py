@@ -19,17 +19,13 @@ from pyright import node
 
 from nemo2 import recipes
 from nemo2.cli.app import app
+from support.modules import doors
 
 pytestmark = pytest.mark.site
 
 ROOT = Path(__file__).resolve().parents[2]
 SITE = ROOT / "site"
-DOORS = [
-    ".".join(("nemo2", *(part for part in stub.parent.relative_to(ROOT).parts if part != "nemo2")))
-    for folder in ("nemo2", "callbacks")
-    for stub in sorted((ROOT / folder).rglob("__init__.pyi"))
-    if not any(parent.is_symlink() for parent in stub.parents)
-]
+DOORS = doors("nemo2", "callbacks")
 FIRST = {
     "resume a run": "checkpoints",
     "save a checkpoint": "checkpoints",
@@ -81,7 +77,7 @@ def pages() -> dict[Path, Page]:
 
 
 @pytest.mark.parametrize("door", DOORS)
-def test_every_public_name_is_in_the_reference(door: str) -> None:
+def test_every_public_name_is_in_the_reference(door):
     there = {name for file, page in pages().items() if file.parent.name == "reference" for name in page.ids}
     module, missing = import_module(door), []
     for name in module.__all__:
@@ -94,7 +90,7 @@ def test_every_public_name_is_in_the_reference(door: str) -> None:
     assert missing == []
 
 
-def test_every_command_and_recipe_is_in_the_reference() -> None:
+def test_every_command_and_recipe_is_in_the_reference():
     commands, listed = pages()[SITE / "reference/commands.html"], (SITE / "reference/recipes.html").read_text()
     for name, command in typer.main.get_command(app).commands.items():  # pyright: ignore[reportAttributeAccessIssue]
         inner = [f"nemo2-{name}-{one}" for one in getattr(command, "commands", {})] or [f"nemo2-{name}"]
@@ -102,7 +98,7 @@ def test_every_command_and_recipe_is_in_the_reference() -> None:
     assert [name for name in recipes.names() if f"<code>{name}</code>" not in listed] == []
 
 
-def test_no_link_is_dead() -> None:
+def test_no_link_is_dead():
     dead = []
     for file, page in pages().items():
         for link in page.links if file.name != "404.html" else []:  # its links begin at the server's root
@@ -117,7 +113,7 @@ def test_no_link_is_dead() -> None:
     assert dead == []
 
 
-def test_nothing_is_loaded_from_elsewhere() -> None:
+def test_nothing_is_loaded_from_elsewhere():
     elsewhere = {
         target for page in pages().values() for target in page.loaded if urlsplit(target).scheme in ("http", "https")
     }
@@ -125,7 +121,7 @@ def test_nothing_is_loaded_from_elsewhere() -> None:
 
 
 @pytest.mark.parametrize("source", sorted((ROOT / "docs").rglob("*.md")), ids=lambda path: path.stem)
-def test_a_page_has_the_blocks_that_github_shows(source: Path) -> None:
+def test_a_page_has_the_blocks_that_github_shows(source):
     """MkDocs' dialect takes a list behind a line of text for more text, and wants four columns where GitHub takes two."""
     github = MarkdownIt("commonmark", {"html": True}).enable(["table", "strikethrough"])
     html = (SITE / source.relative_to(ROOT / "docs").with_suffix(".html")).read_text()
@@ -133,21 +129,21 @@ def test_a_page_has_the_blocks_that_github_shows(source: Path) -> None:
     assert Page(article).blocks == Page(github.render(source.read_text())).blocks
 
 
-def test_a_search_finds_classes_and_settings_and_leaves_files_out() -> None:
+def test_a_search_finds_classes_and_settings_and_leaves_files_out():
     found = json.loads((SITE / "search/search_index.json").read_text())["docs"]
     places = {one["location"].partition("#")[0] for one in found if "MegatronStrategy" in one["title"] + one["text"]}
     assert "reference/training.html" in places
     assert not any(one["location"].startswith("source/") for one in found)
 
 
-def test_a_search_finds_the_page_about_a_phrase_first() -> None:
+def test_a_search_finds_the_page_about_a_phrase_first():
     command = [str(Path(__file__).with_name("search.js")), str(SITE), *FIRST]
     told = node.run("node", *command, stdout=subprocess.PIPE, check=True)  # pyright's, or that of the machine
     found = json.loads(told.stdout)
     assert {phrase: pages[0].removesuffix(".html") for phrase, pages in found.items()} == FIRST
 
 
-def test_parameters_that_are_described_together_are_told_one_by_one() -> None:
+def test_parameters_that_are_described_together_are_told_one_by_one():
     from tools.site.described import apart
 
     after = "    c: Only.\n\nRaises:\n    ConfigError: a, b: no entry."
@@ -165,7 +161,7 @@ def test_parameters_that_are_described_together_are_told_one_by_one() -> None:
     )
 
 
-def test_a_parameter_that_a_class_does_not_describe_takes_the_description_of_its_base_or_module() -> None:
+def test_a_parameter_that_a_class_does_not_describe_takes_the_description_of_its_base_or_module():
     from nemo2.mcore.optim.lr_scheduler import CosineAnnealingScheduler
     from nemo2.models.peft import DoRA, LoRA
     from tools.site.described import completed, described
@@ -179,7 +175,7 @@ def test_a_parameter_that_a_class_does_not_describe_takes_the_description_of_its
     assert table.count(base["modules_to_save"][:40]) >= 2
 
 
-def test_every_parameter_of_every_public_class_and_function_is_described() -> None:
+def test_every_parameter_of_every_public_class_and_function_is_described():
     """Sizes of models aside, which the reference shows in tables of what they set."""
     from tools.site import reference
     from tools.site.described import descriptions
@@ -204,7 +200,7 @@ def test_every_parameter_of_every_public_class_and_function_is_described() -> No
     assert missing == []
 
 
-def test_a_function_takes_the_descriptions_of_the_function_that_its_docstring_refers_to() -> None:
+def test_a_function_takes_the_descriptions_of_the_function_that_its_docstring_refers_to():
     from nemo2 import llm
     from tools.site.described import completed, described
 

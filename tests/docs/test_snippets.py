@@ -78,18 +78,18 @@ def run_page(server: subprocess.Popen[str], tmp_path_factory: pytest.TempPathFac
 
 @pytest.mark.examples
 @pytest.mark.parametrize("page", WITH_EXAMPLES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_the_examples_of_a_page_run(page: Path, run_page: Callable[[Path], Any]) -> None:
+def test_the_examples_of_a_page_run(page, run_page):
     _, failure = run_page(page)
     assert failure is None, failure
 
 
-def test_only_known_notes_are_used_and_a_skipped_example_says_why() -> None:
+def test_only_known_notes_are_used_and_a_skipped_example_says_why():
     for block in (block for page in PAGES for block in snippets.blocks_of(page)):
         known = re.fullmatch(r"skip, \S.{15,}|file \S+|with \S.*|exits [1-9]\d*|prints|", block.on_slurm().note)
         assert known, f"{block.page}:{block.line}: <!-- test: {block.note} -->"
 
 
-def test_the_lines_of_examples_fit_the_column_of_the_site() -> None:
+def test_the_lines_of_examples_fit_the_column_of_the_site():
     wide = []
     for page in sorted((ROOT / "docs").rglob("*.md")):
         inside = False
@@ -104,21 +104,21 @@ def test_the_lines_of_examples_fit_the_column_of_the_site() -> None:
     assert wide == []
 
 
-def test_links_between_pages_lead_somewhere() -> None:
+def test_links_between_pages_lead_somewhere():
     for page in PAGES:
         for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", page.read_text()):
             if not re.match(r"[a-z]+:", target):
                 assert (page.parent / target).exists(), f"{page.name} links to {target}"
 
 
-def test_a_failing_example_is_told_by_its_line_of_the_page(tmp_path: Path) -> None:
+def test_a_failing_example_is_told_by_its_line_of_the_page(tmp_path):
     page = tmp_path / "page.md"
     page.write_text("# Page\n\n```python\nx = 1\nraise ValueError(x)\n```\n")
     failure = snippets.run_page(snippets.blocks_of(page))
     assert "page.md:4" in failure and 'page.md", line 5' in failure and "ValueError: 1" in failure
 
 
-def test_an_example_that_must_fail_fails_the_page_where_it_does_not(tmp_path: Path) -> None:
+def test_an_example_that_must_fail_fails_the_page_where_it_does_not(tmp_path):
     for exits, told in (("exit 3", None), ("exit 4", "exit code 4"), ("true", "exit code 0")):
         page = tmp_path / "page.md"
         page.write_text(f"<!-- test: exits 3 -->\n```bash\n{exits}\n```\n")
@@ -126,6 +126,6 @@ def test_an_example_that_must_fail_fails_the_page_where_it_does_not(tmp_path: Pa
         assert failure is None if told is None else told in failure
 
 
-def test_output_that_was_not_printed_is_found() -> None:
+def test_output_that_was_not_printed_is_found():
     assert snippets.not_printed("a\n...\nb is ... long\n", "a\nx\nb is 3 s long\n") is None
     assert snippets.not_printed("b\na\n", "a\nb\n") == "a"

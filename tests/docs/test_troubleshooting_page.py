@@ -25,12 +25,12 @@ def literals() -> list[str]:
     return [node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)]
 
 
-def test_there_is_a_message_of_nemo2_in_every_section() -> None:
+def test_there_is_a_message_of_nemo2_in_every_section():
     sections = PAGE.read_text().split("\n## ")[1:]
     assert all("| nemo2 |" in section for section in sections) and len(messages()) > len(sections)
 
 
 @pytest.mark.parametrize("message", messages())
-def test_a_message_of_nemo2_is_in_its_source(message: str, literals: list[str]) -> None:
+def test_a_message_of_nemo2_is_in_its_source(message, literals):
     for part in filter(None, (part.strip() for part in message.split("..."))):
         assert any(part in literal for literal in literals), part

@@ -105,7 +105,7 @@ def learned(train: Train, start: Path) -> list[float]:
     return train(GPU, 201, load=start)["losses"]
 
 
-def test_the_gpus_layers_train_as_the_plain_ones_do(on_gpu: dict[str, Any], on_cpu: dict[str, Any]) -> None:
+def test_the_gpus_layers_train_as_the_plain_ones_do(on_gpu, on_cpu):
     there = on_gpu
     if GPU == "gpu":
         assert there["device"] == "cuda"
@@ -115,16 +115,14 @@ def test_the_gpus_layers_train_as_the_plain_ones_do(on_gpu: dict[str, Any], on_c
     assert there["norms"] == pytest.approx(on_cpu["norms"], rel=5e-2)
 
 
-def test_a_run_goes_from_the_cpu_to_the_gpu_and_back(
-    train: Train, tmp_path: Path, start: Path, on_cpu: dict[str, Any]
-) -> None:
+def test_a_run_goes_from_the_cpu_to_the_gpu_and_back(train, tmp_path, start, on_cpu):
     train(GPU, 11, load=start, save=tmp_path / "half")
     back = train("cpu", 21, load=checkpoint(tmp_path / "half"))
     assert len(back["losses"]) == 10
     assert back["losses"] == pytest.approx(on_cpu["losses"][-10:], rel=1e-2)
 
 
-def test_an_asynchronous_save_is_what_a_synchronous_one_is(train: Train, tmp_path: Path, start: Path) -> None:
+def test_an_asynchronous_save_is_what_a_synchronous_one_is(train, tmp_path, start):
     there = train(GPU, 6, load=start, save=tmp_path / "background", asynchronous=True)
     beside = train(GPU, 6, load=start, save=tmp_path / "waiting")
     assert there["losses"] == beside["losses"]
@@ -133,14 +131,14 @@ def test_an_asynchronous_save_is_what_a_synchronous_one_is(train: Train, tmp_pat
 
 
 @pytest.mark.parametrize("graphs", [pytest.param("transformer_engine", marks=NEEDS_TE), "local", "full_iteration"])
-def test_captured_steps_train_as_the_others_do(train: Train, start: Path, on_gpu: dict[str, Any], graphs: str) -> None:
+def test_captured_steps_train_as_the_others_do(train, start, on_gpu, graphs):
     there = train(GPU, 21, load=start, graphs=graphs)
     assert there["captured"] is (GPU == "gpu")  # a CPU turns them off
     assert there["losses"] == pytest.approx(on_gpu["losses"], rel=1e-2)
     assert there["norms"] == pytest.approx(on_gpu["norms"], rel=5e-2)
 
 
-def test_soft_capped_attention_is_compiled_and_the_same(train: Train, start: Path) -> None:
+def test_soft_capped_attention_is_compiled_and_the_same(train, start):
     there, here = (train(device, 21, load=start, softcap=5.0) for device in (GPU, "cpu"))
     assert there["losses"] == pytest.approx(here["losses"], rel=1e-2)
     if GPU == "gpu":
@@ -149,9 +147,7 @@ def test_soft_capped_attention_is_compiled_and_the_same(train: Train, start: Pat
 
 @NEEDS_TE
 @pytest.mark.parametrize("recipe", ["bf16_with_fp8_mixed", "bf16_with_fp8_current_scaling_mixed"])
-def test_fp8_learns_as_bf16_does_over_two_hundred_steps(
-    train: Train, start: Path, learned: list[float], recipe: str
-) -> None:
+def test_fp8_learns_as_bf16_does_over_two_hundred_steps(train, start, learned, recipe):
     eighth = train(GPU, 201, load=start, precision="bf16_mixed" if GPU == "cpu" else recipe)["losses"]
     assert statistics.mean(learned[-50:]) < 0.9 * learned[0]
     assert statistics.mean(eighth[-50:]) == pytest.approx(statistics.mean(learned[-50:]), rel=0.02)

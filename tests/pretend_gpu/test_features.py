@@ -4,7 +4,6 @@ distillation, a start from released weights."""
 
 import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,7 +20,7 @@ NAME = "llama3_8b"
 Run = Callable[..., dict[str, Any]]
 
 
-def test_packed_sequences_train(run: Run, tmp_path: Path) -> None:
+def test_packed_sequences_train(run, tmp_path):
     for split in ("training", "validation", "test"):
         lines = [json.dumps({"input": f"{number} times two is", "output": f"{2 * number}"}) for number in range(40)]
         (tmp_path / f"{split}.jsonl").write_text("\n".join(lines) + "\n")
@@ -46,7 +45,7 @@ def test_packed_sequences_train(run: Run, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("graphs", ["local", "full_iteration"])
-def test_graphs_train_as_without(run: Run, tmp_path: Path, graphs: str) -> None:
+def test_graphs_train_as_without(run, tmp_path, graphs):
     overrides = [*ONE, "trainer.devices=1", "strategy.ddp_config.check_for_nan_in_grad=False"]
     captured = [f"model.config.cuda_graph_impl={graphs}", "model.config.cuda_graph_warmup_steps=1"]
     plain, replayed = (
@@ -56,7 +55,7 @@ def test_graphs_train_as_without(run: Run, tmp_path: Path, graphs: str) -> None:
     assert replayed["losses"] == pytest.approx(plain["losses"], rel=1e-4)
 
 
-def test_a_captured_step_of_a_pipeline_trains_as_without(run: Run, tmp_path: Path) -> None:
+def test_a_captured_step_of_a_pipeline_trains_as_without(run, tmp_path):
     stages = ["strategy.pipeline_model_parallel_size=2", "trainer.devices=2"]
     overrides = [*ONE, *stages, "strategy.ddp_config.check_for_nan_in_grad=False"]
     captured = ["model.config.cuda_graph_impl=full_iteration", "model.config.cuda_graph_warmup_steps=1"]
@@ -69,7 +68,7 @@ def test_a_captured_step_of_a_pipeline_trains_as_without(run: Run, tmp_path: Pat
 
 
 @pytest.mark.skipif(not have_te(), reason="MXFP8 is Transformer Engine's")
-def test_mxfp8_parameters_that_are_gathered_in_the_forward_train_as_bf16(run: Run, tmp_path: Path) -> None:
+def test_mxfp8_parameters_that_are_gathered_in_the_forward_train_as_bf16(run, tmp_path):
     blackwell = {"PRETEND_GPU_CC": "100"}
     overrides = [*ONE, "trainer.devices=2"]
     plain, eighth = (
@@ -94,11 +93,11 @@ def bound_devices() -> list[str]:
     return [*bound, str(next(chunks.parameters()).device)]
 
 
-def test_a_rank_touches_no_gpu_but_the_chosen_one(run: Run) -> None:
+def test_a_rank_touches_no_gpu_but_the_chosen_one(run):
     assert set(run(bound_devices, 1)) == {"cuda:1"}
 
 
-def test_an_exchange_of_experts_beside_computation_trains_the_same(run: Run, tmp_path: Path) -> None:
+def test_an_exchange_of_experts_beside_computation_trains_the_same(run, tmp_path):
     overlapped = ["model.config.overlap_moe_expert_parallel_comm=True"]
     name, overrides = "mixtral_8x7b", ["model.config.moe_token_dispatcher_type=alltoall"]
     world = runs.shrunk(name).processes
@@ -118,9 +117,7 @@ def released(run: Run, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, s
     return str(runs.checkpoint_of(str(folder))), f"hf://{folder / 'hf'}"
 
 
-def test_a_run_from_released_weights_learns_its_teacher_as_on_a_cpu(
-    run: Run, released: tuple[str, str], tmp_path: Path
-) -> None:
+def test_a_run_from_released_weights_learns_its_teacher_as_on_a_cpu(run, released, tmp_path):
     teacher, weights = released
     overrides, known = [*ONE, "trainer.devices=1"], {"weights": weights, "save": False}
     gpu, cpu, plain = (
@@ -139,9 +136,7 @@ def test_a_run_from_released_weights_learns_its_teacher_as_on_a_cpu(
         (None, [*ONE, "strategy.fsdp=megatron"]),
     ],  # the recipe's averages gradients
 )
-def test_a_strategy_that_shards_trains_as_on_cpus(
-    run: Run, released: tuple[str, str], tmp_path: Path, strategy: Any, overrides: list[str]
-) -> None:
+def test_a_strategy_that_shards_trains_as_on_cpus(run, released, tmp_path, strategy, overrides):
     known = {"weights": released[1], "save": False, "strategy": strategy}
     gpu, cpu = (
         run(runs.train, 2, str(tmp_path), NAME, overrides=[*overrides, "trainer.devices=2"], env=env, **known)["losses"]
@@ -157,9 +152,7 @@ def test_a_strategy_that_shards_trains_as_on_cpus(
         (nemo2.FSDPStrategy, {"cpu_offload": True}),
     ],
 )
-def test_shards_in_host_memory_change_no_number(
-    run: Run, tmp_path: Path, kind: type, offloading: dict[str, Any]
-) -> None:
+def test_shards_in_host_memory_change_no_number(run, tmp_path, kind, offloading):
     plain, offloaded = (
         run(runs.train, 2, str(tmp_path), NAME, overrides=["trainer.devices=2"], save=False, strategy=strategy)
         for strategy in (Config(kind), Config(kind, **offloading))
@@ -170,9 +163,7 @@ def test_shards_in_host_memory_change_no_number(
 
 
 @pytest.mark.parametrize("fraction", [0.5, 1.0])
-def test_a_run_with_its_optimizer_in_host_memory_goes_on_from_its_checkpoint(
-    run: Run, tmp_path: Path, fraction: float
-) -> None:
+def test_a_run_with_its_optimizer_in_host_memory_goes_on_from_its_checkpoint(run, tmp_path, fraction):
     settings = (
         "optimizer_cpu_offload=True",
         "use_precision_aware_optimizer=True",

@@ -25,16 +25,14 @@ def pretrained(run: Run, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path
     return folder, run(runs.train, processes, str(folder), NAME, overrides=["strategy.ckpt_async_save=True"])
 
 
-def test_a_recipe_trains_validates_and_saves(pretrained: tuple[Path, dict[str, Any]]) -> None:
+def test_a_recipe_trains_validates_and_saves(pretrained):
     folder, record = pretrained
     assert record["backend"] == "cuda" and record["peak_mib"] > 0
     assert len(record["losses"]) == runs.STEPS and len(record["validation"]) == 1
     assert runs.checkpoint_of(str(folder)).is_dir()
 
 
-def test_a_run_goes_on_in_another_layout_and_on_a_cpu_with_the_same_loss(
-    run: Run, pretrained: tuple[Path, dict[str, Any]], tmp_path: Path
-) -> None:
+def test_a_run_goes_on_in_another_layout_and_on_a_cpu_with_the_same_loss(run, pretrained, tmp_path):
     folder, _ = pretrained
     losses = {}
     for name, (world, env) in {"gpus": (4, None), "cpus": (4, CPU), "one gpu": (1, None), "one cpu": (1, CPU)}.items():
@@ -49,9 +47,7 @@ def test_a_run_goes_on_in_another_layout_and_on_a_cpu_with_the_same_loss(
     assert losses["one cpu"] == pytest.approx(losses["one gpu"], rel=1e-3)
 
 
-def test_an_adapter_is_trained_on_a_run_s_weights(
-    run: Run, pretrained: tuple[Path, dict[str, Any]], tmp_path: Path
-) -> None:
+def test_an_adapter_is_trained_on_a_run_s_weights(run, pretrained, tmp_path):
     folder, _ = pretrained
     world = runs.shrunk(NAME, scheme="lora").processes
     record = run(runs.train, world, str(tmp_path), NAME, scheme="lora", base=str(runs.checkpoint_of(str(folder))))
@@ -70,7 +66,7 @@ def written(checkpoint: str, folder: str | None = None) -> str:
     return text.text
 
 
-def test_a_run_writes_and_is_exported(run: Run, pretrained: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+def test_a_run_writes_and_is_exported(run, pretrained, tmp_path):
     import transformers
 
     checkpoint = str(runs.checkpoint_of(str(pretrained[0])))

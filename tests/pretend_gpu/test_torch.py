@@ -44,7 +44,7 @@ OPERATORS: dict[str, Callable[..., Tensor]] = {
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", OPERATORS)
-def test_an_operator_and_its_gradients_are_those_of_the_cpu(name: str, dtype: torch.dtype) -> None:
+def test_an_operator_and_its_gradients_are_those_of_the_cpu(name, dtype):
     if name == "complex numbers":
         dtype = torch.float64  # of 16 bits there are none
     generator = torch.Generator().manual_seed(0)
@@ -61,7 +61,7 @@ def test_an_operator_and_its_gradients_are_those_of_the_cpu(name: str, dtype: to
         torch.testing.assert_close(gpu, cpu, rtol=rounding, atol=rounding)
 
 
-def test_an_optimizer_under_autocast_learns_as_on_the_cpu() -> None:
+def test_an_optimizer_under_autocast_learns_as_on_the_cpu():
     def losses(device: str) -> list[float]:
         torch.manual_seed(0)
         model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.GELU(), torch.nn.Linear(16, 4)).to(device)
@@ -79,7 +79,7 @@ def test_an_optimizer_under_autocast_learns_as_on_the_cpu() -> None:
     assert losses("cuda") == pytest.approx(losses("cpu"), rel=1e-5)
 
 
-def test_random_numbers_follow_from_the_seed_and_go_on() -> None:
+def test_random_numbers_follow_from_the_seed_and_go_on():
     torch.cuda.manual_seed(5)
     first, second = torch.randn(100, device="cuda"), torch.randn(100, device="cuda")
     torch.cuda.manual_seed(5)
@@ -87,14 +87,14 @@ def test_random_numbers_follow_from_the_seed_and_go_on() -> None:
     assert 0.2 < (F.dropout(torch.ones(1000, device="cuda"), 0.5) == 0).float().mean().item() < 0.8
 
 
-def test_a_tensor_of_the_cpu_among_those_of_a_gpu_is_an_error() -> None:
+def test_a_tensor_of_the_cpu_among_those_of_a_gpu_is_an_error():
     with pytest.raises(RuntimeError):
         torch.mm(torch.ones(2, 2, device="cuda"), torch.ones(2, 2))
     with pytest.raises(RuntimeError):
         torch.add(torch.ones(2, device="cuda:0"), torch.ones(2, device="cuda:1"))
 
 
-def test_memory_is_counted_and_ends() -> None:
+def test_memory_is_counted_and_ends():
     torch.cuda.empty_cache()
     before, total = torch.cuda.mem_get_info()
     tensor = torch.empty(1 << 30, dtype=torch.uint8, device="cuda")
@@ -107,7 +107,7 @@ def test_memory_is_counted_and_ends() -> None:
     assert torch.cuda.mem_get_info()[0] == before
 
 
-def test_events_and_streams_in_order() -> None:
+def test_events_and_streams_in_order():
     stream, start, end = torch.cuda.Stream(), *(torch.cuda.Event(enable_timing=True) for _ in range(2))
     start.record()
     with torch.cuda.stream(stream):
@@ -118,7 +118,7 @@ def test_events_and_streams_in_order() -> None:
     assert start.elapsed_time(end) > 0 and doubled.tolist() == [2, 2, 2]
 
 
-def test_a_graph_computes_forward_and_backward_anew_at_each_replay() -> None:
+def test_a_graph_computes_forward_and_backward_anew_at_each_replay():
     torch.manual_seed(0)
     model = torch.nn.Sequential(
         torch.nn.Linear(8, 16), torch.nn.RMSNorm(16), torch.nn.GELU(), torch.nn.Linear(16, 4)
@@ -149,7 +149,7 @@ def test_a_graph_computes_forward_and_backward_anew_at_each_replay() -> None:
             torch.testing.assert_close(replayed, eager)
 
 
-def test_a_graph_refuses_what_waits_for_the_gpu() -> None:
+def test_a_graph_refuses_what_waits_for_the_gpu():
     ones = torch.ones(4, device="cuda")
     with pytest.raises(RuntimeError):
         with torch.cuda.graph(torch.cuda.CUDAGraph()):
@@ -196,7 +196,7 @@ def collectives() -> dict[str, Any]:
     return found | {name: value.tolist() for name, value in (values | {"received": received}).items()}
 
 
-def test_nccl_moves_data_between_processes(run_on_ranks: Callable[..., list[Any]]) -> None:
+def test_nccl_moves_data_between_processes(run_on_ranks):
     first, second = run_on_ranks(collectives, 2)
     assert first["backend"] == "nccl"
     assert first["sum"] == second["sum"] == [3, 4]
@@ -208,7 +208,7 @@ def test_nccl_moves_data_between_processes(run_on_ranks: Callable[..., list[Any]
     assert first["objects"] == [{"rank": 0}, {"rank": 1}]
 
 
-def test_a_launch_writes_where_the_capture_wrote_though_a_tensor_has_other_memory_by_now() -> None:
+def test_a_launch_writes_where_the_capture_wrote_though_a_tensor_has_other_memory_by_now():
     source = torch.ones(4, device="cuda")
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
@@ -247,7 +247,7 @@ def replayed_messages() -> list[float]:
     return found
 
 
-def test_messages_between_ranks_are_captured_and_move_at_each_replay(run_on_ranks: Callable[..., list[Any]]) -> None:
+def test_messages_between_ranks_are_captured_and_move_at_each_replay(run_on_ranks):
     assert run_on_ranks(replayed_messages, 2) == [[11, 12], [1, 2]]
 
 
@@ -258,7 +258,7 @@ def unequal_counts() -> None:
     torch.cuda.synchronize()
 
 
-def test_nccl_refuses_ranks_that_call_something_else(run_on_ranks: Callable[..., list[Any]]) -> None:
+def test_nccl_refuses_ranks_that_call_something_else(run_on_ranks):
     with pytest.raises(AssertionError, match="NCCL"):
         run_on_ranks(unequal_counts, 2)
 
@@ -270,5 +270,5 @@ def device_counts() -> set[int]:
 
 
 @pytest.mark.parametrize(("visible", "count"), [("1", 1), ("2,3", 2), ("0,9,1", 1)])
-def test_visible_devices_are_chosen_as_cuda_does(run: Callable[..., Any], visible: str, count: int) -> None:
+def test_visible_devices_are_chosen_as_cuda_does(run, visible, count):
     assert run(device_counts, 1, env={"CUDA_VISIBLE_DEVICES": visible}) == {count}

@@ -50,7 +50,7 @@ def same(gpu_tensors: list[Tensor], cpu_tensors: list[Tensor], rtol: float = 1e-
 
 @pytest.mark.parametrize("centered", [False, True])
 @pytest.mark.parametrize("kind", ["rmsnorm", "layernorm"])
-def test_norms_and_their_gradients(fill: Callable[..., None], kind: str, centered: bool) -> None:
+def test_norms_and_their_gradients(fill, kind, centered):
     x, weight, bias = (drawn(*shape, seed=seed).requires_grad_() for seed, shape in enumerate([(6, 8), (8,), (8,)]))
     gamma = weight + 1 if centered else weight
     y = F.rms_norm(x, (8,), gamma, 1e-5) if kind == "rmsnorm" else F.layer_norm(x, (8,), gamma, bias, 1e-5)
@@ -93,7 +93,7 @@ def activations() -> dict[str, Callable[[Tensor], Tensor]]:
 
 
 @pytest.mark.parametrize("name", ["gelu", "silu", "relu", "srelu", "swiglu", "geglu", "reglu"])
-def test_activations_and_their_gradients(fill: Callable[..., None], name: str) -> None:
+def test_activations_and_their_gradients(fill, name):
     x = drawn(5, 8).requires_grad_()
     y = activations()[name](x)
     gradient = drawn(*y.shape, seed=1)
@@ -106,7 +106,7 @@ def test_activations_and_their_gradients(fill: Callable[..., None], name: str) -
 @pytest.mark.parametrize(
     "kind", ["scaled", "scaled_masked", "scaled_upper_triang_masked", "scaled_aligned_causal_masked"]
 )
-def test_softmax_and_its_gradient(fill: Callable[..., None], kind: str) -> None:
+def test_softmax_and_its_gradient(fill, kind):
     scores = drawn(2, 3, 4, 4).requires_grad_()
     hidden = torch.zeros(2, 1, 4, 4, dtype=torch.bool)
     if kind == "scaled_masked":
@@ -126,7 +126,7 @@ def test_softmax_and_its_gradient(fill: Callable[..., None], kind: str) -> None:
 @pytest.mark.parametrize("groups", [1, 2])
 @pytest.mark.parametrize("mask", ["NVTE_NO_MASK", "NVTE_CAUSAL_MASK"])
 @pytest.mark.parametrize("layout", [SBHD, BSHD])
-def test_fused_attention_and_its_gradients(fill: Callable[..., None], layout: str, mask: str, groups: int) -> None:
+def test_fused_attention_and_its_gradients(fill, layout, mask, groups):
     heads_first = (1, 2, 0, 3) if layout == SBHD else (0, 2, 1, 3)
     back = (2, 0, 1, 3) if layout == SBHD else (0, 2, 1, 3)
     shape = (5, 2) if layout == SBHD else (2, 5)
@@ -147,9 +147,7 @@ def test_fused_attention_and_its_gradients(fill: Callable[..., None], layout: st
 
 @pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize("layout", [SBHD, BSHD])
-def test_rotary_embeddings_and_their_gradient_are_megatron_cores(
-    fill: Callable[..., None], layout: str, interleaved: bool
-) -> None:
+def test_rotary_embeddings_and_their_gradient_are_megatron_cores(fill, layout, interleaved):
     from megatron.core.models.common.embeddings.rope_utils import _apply_rotary_pos_emb_bshd
 
     x = drawn(6, 2, 3, 8).requires_grad_()
@@ -169,9 +167,7 @@ def test_rotary_embeddings_and_their_gradient_are_megatron_cores(
     ("score_function", "pre_softmax", "groups", "scaling", "biased"),
     [("softmax", False, None, None, False), ("softmax", True, None, None, False), ("sigmoid", False, 4, 2.5, True)],
 )
-def test_routing_is_megatron_cores(
-    fill: Callable[..., None], score_function: str, pre_softmax: bool, groups: Any, scaling: Any, biased: bool
-) -> None:
+def test_routing_is_megatron_cores(fill, score_function, pre_softmax, groups, scaling, biased):
     from megatron.core.transformer.moe.moe_utils import topk_routing_with_score_function
 
     logits, bias = drawn(7, 8), drawn(8, seed=1) if biased else None
@@ -193,7 +189,7 @@ def test_routing_is_megatron_cores(
 
 
 @pytest.mark.parametrize("decoupled", [0, 1])
-def test_adam_is_torchs(fill: Callable[..., None], decoupled: int) -> None:
+def test_adam_is_torchs(fill, decoupled):
     parameter = drawn(4, 3).requires_grad_()
     kind = torch.optim.AdamW if decoupled else torch.optim.Adam
     optimizer = kind([parameter], lr=0.1, betas=(0.8, 0.9), eps=1e-6, weight_decay=0.05)
@@ -207,7 +203,7 @@ def test_adam_is_torchs(fill: Callable[..., None], decoupled: int) -> None:
     same([ours], [parameter], rtol=1e-5, atol=1e-6)
 
 
-def test_norms_of_several_tensors_and_scaling_report_infinities(fill: Callable[..., None]) -> None:
+def test_norms_of_several_tensors_and_scaling_report_infinities(fill):
     tensors = [drawn(3, 4), drawn(5, seed=1)]
     total, each = empty(torch.zeros(1), torch.zeros(2))
     flag = torch.zeros(1, dtype=torch.int32, device="cuda")
@@ -225,7 +221,7 @@ def test_norms_of_several_tensors_and_scaling_report_infinities(fill: Callable[.
 
 
 @pytest.mark.parametrize("scaling", ["current", "delayed"])
-def test_eight_bits_hold_the_values_to_their_precision(fill: Callable[..., None], scaling: str) -> None:
+def test_eight_bits_hold_the_values_to_their_precision(fill, scaling):
     x = drawn(6, 4) * 20
     largest = x.abs().max()
     past = torch.tensor([448.0 / (4 * largest)])  # four times as much room as is needed
@@ -295,7 +291,7 @@ def in_blocks(shape: torch.Size, kind: str) -> SimpleNamespace:
 
 
 @pytest.mark.parametrize("kind", ["mxfp8", "rows", "squares"])
-def test_each_block_holds_its_values_to_its_own_precision(fill: Callable[..., None], kind: str) -> None:
+def test_each_block_holds_its_values_to_its_own_precision(fill, kind):
     x = drawn(160, 192) * torch.logspace(-3, 3, 192)
     x[:32, :128] = 0
     both = in_blocks(x.shape, kind)
@@ -311,7 +307,7 @@ def test_each_block_holds_its_values_to_its_own_precision(fill: Callable[..., No
         assert ((back.cpu() - x).abs() <= x.abs() / 16 + largest / 2**14).all(), name
 
 
-def test_parts_that_ranks_gathered_are_swapped_back(fill: Callable[..., None]) -> None:
+def test_parts_that_ranks_gathered_are_swapped_back(fill):
     parts = torch.arange(24, dtype=torch.uint8).reshape(2, 3, 4)
     result = torch.full((3, 2, 4), 99, dtype=torch.uint8, device="cuda")
     fill("swap_first_dims", result, gpu(parts), out=None)
@@ -319,7 +315,7 @@ def test_parts_that_ranks_gathered_are_swapped_back(fill: Callable[..., None]) -
 
 
 @pytest.mark.parametrize("kind", ["nvfp4", "nvfp4 turned", "nvfp4 squares"])
-def test_each_block_of_four_bits_holds_its_values_to_its_own_precision(fill: Callable[..., None], kind: str) -> None:
+def test_each_block_of_four_bits_holds_its_values_to_its_own_precision(fill, kind):
     x = drawn(160, 192) * torch.logspace(-1, 1, 192)
     both = in_blocks(x.shape, kind)
     fill("quantize", both, gpu(x), None)
@@ -331,7 +327,7 @@ def test_each_block_of_four_bits_holds_its_values_to_its_own_precision(fill: Cal
 
 @pytest.mark.skipif(not have_te(), reason="the reference is Transformer Engine's")
 @pytest.mark.parametrize("kind", ["nvfp4", "nvfp4 squares"])
-def test_four_bits_are_those_of_transformer_engines_reference(fill: Callable[..., None], kind: str) -> None:
+def test_four_bits_are_those_of_transformer_engines_reference(fill, kind):
     from transformer_engine.pytorch.custom_recipes import quantization_ref_nvfp4 as reference  # pyright: ignore
     from transformer_engine.pytorch.custom_recipes.utils import Fp4Formats  # pyright: ignore
 
@@ -349,9 +345,7 @@ def test_four_bits_are_those_of_transformer_engines_reference(fill: Callable[...
 
 @pytest.mark.parametrize("kind", ["mxfp8", "rows", "squares", "nvfp4", "nvfp4 turned", "nvfp4 squares"])
 @pytest.mark.parametrize(("a_transposed", "b_transposed"), [(True, False), (False, False), (False, True)])
-def test_products_of_blocks_are_those_of_their_values(
-    fill: Callable[..., None], kind: str, a_transposed: bool, b_transposed: bool
-) -> None:
+def test_products_of_blocks_are_those_of_their_values(fill, kind, a_transposed, b_transposed):
     if kind == "nvfp4 turned" and (a_transposed or not b_transposed):
         pytest.skip("only where both factors are turned do the turns cancel")
     a, b = (
@@ -389,7 +383,7 @@ def test_products_of_blocks_are_those_of_their_values(
 
 
 @pytest.mark.parametrize("kind", ["mxfp8", "squares"])
-def test_fragments_of_a_weight_are_cast_as_the_whole_weight_is(fill: Callable[..., None], kind: str) -> None:
+def test_fragments_of_a_weight_are_cast_as_the_whole_weight_is(fill, kind):
     x = drawn(160, 192) * torch.logspace(-3, 3, 192)
     whole, ours = in_blocks(x.shape, kind), in_blocks(x.shape, kind)
     fill("quantize", whole, gpu(x), None)

@@ -32,14 +32,14 @@ def lines_of_code(path: Path) -> int:
     return len({token.start[0] for token in tokens if token.type not in ignored} - skipped)
 
 
-def test_most_recipes_take_a_dozen_lines() -> None:
+def test_most_recipes_take_a_dozen_lines():
     counts = {name: lines_of_code(FOLDER / f"{name}.py") for name in NAMES}
     assert statistics.median(counts.values()) <= 12
     assert {name for name, count in counts.items() if count > 30} <= {"deepseek_v3", "llama_tiny"}
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "llama_tiny"])
-def test_a_recipe_names_the_machines_and_the_sequence_it_is_laid_out_for(name: str) -> None:
+def test_a_recipe_names_the_machines_and_the_sequence_it_is_laid_out_for(name):
     module = recipes.get(name)
     facts, said = module.RECIPE, (module.__doc__ or "").splitlines()[0]
     memory = match[1] if (match := re.search(r"_(\d+)gb$", name)) else "80"
@@ -50,7 +50,7 @@ def test_a_recipe_names_the_machines_and_the_sequence_it_is_laid_out_for(name: s
     assert said.endswith(f"at {facts.seq_length:,} tokens, {machines}")
 
 
-def test_no_two_recipes_state_the_same_run() -> None:
+def test_no_two_recipes_state_the_same_run():
     stated = {}
     for name in NAMES:
         facts = recipes.get(name).RECIPE
@@ -61,7 +61,7 @@ def test_no_two_recipes_state_the_same_run() -> None:
         stated[run] = name
 
 
-def test_every_recipe_of_a_family_says_only_what_its_table_does_not() -> None:
+def test_every_recipe_of_a_family_says_only_what_its_table_does_not():
     """A fact repeated from the family's table would go stale on its own."""
     from nemo2.recipes import _families
 
@@ -79,7 +79,7 @@ def test_every_recipe_of_a_family_says_only_what_its_table_does_not() -> None:
                 assert keyword.value.value != table.keywords[keyword.arg], (name, keyword.arg)
 
 
-def test_all_recipes_together_build_in_seconds() -> None:
+def test_all_recipes_together_build_in_seconds():
     recipes.get("llama3_8b").pretrain_recipe()  # imports
     started = time.process_time()
     for name in NAMES:
@@ -87,13 +87,13 @@ def test_all_recipes_together_build_in_seconds() -> None:
     assert time.process_time() - started < 20
 
 
-def test_hardware_is_named_by_variants_too() -> None:
+def test_hardware_is_named_by_variants_too():
     for name in NAMES:
         if match := re.search(r"_(\d+)k$", name):
             assert recipes.get(name).RECIPE.seq_length == int(match[1]) * 1024
 
 
-def test_a_recipe_fits_the_memory_in_its_name() -> None:
+def test_a_recipe_fits_the_memory_in_its_name():
     """In every form, by its rehearsal."""
     for name, one in rehearsed().items():
         if match := re.search(r"_(\d+)gb\b", name):

@@ -20,7 +20,7 @@ def recipe() -> Any:
     return partial(llm.llama3_8b.pretrain_recipe)(performance_mode=True)
 
 
-def test_strategy_is_reached_directly_and_overlap_by_its_documented_name(recipe: Any) -> None:
+def test_strategy_is_reached_directly_and_overlap_by_its_documented_name(recipe):
     recipe.strategy.ddp_config.overlap_grad_sync = False
     recipe.strategy.ddp_config.overlap_param_gather = False
     ddp = recipe.trainer.strategy.ddp
@@ -28,7 +28,7 @@ def test_strategy_is_reached_directly_and_overlap_by_its_documented_name(recipe:
     assert recipe.strategy is recipe.trainer.strategy
 
 
-def test_the_overlap_callback_is_filtered_out_and_a_live_one_put_in_its_place(recipe: Any) -> None:
+def test_the_overlap_callback_is_filtered_out_and_a_live_one_put_in_its_place(recipe):
     recipe.trainer.callbacks = [
         cb for cb in recipe.trainer.callbacks if not isinstance(cb, MegatronCommOverlapCallback)
     ]
@@ -42,14 +42,14 @@ def test_the_overlap_callback_is_filtered_out_and_a_live_one_put_in_its_place(re
     )
 
 
-def test_a_typo_is_an_error_where_it_is_made(recipe: Any) -> None:
+def test_a_typo_is_an_error_where_it_is_made(recipe):
     with pytest.raises(ConfigError, match="did you mean 'sequence_parallel'"):
         recipe.strategy.sequence_parallelism = True
     with pytest.raises(ConfigError, match="num_layers"):
         recipe.model.config.num_layer = 2
 
 
-def test_overrides_from_the_command_line_follow_the_same_names(recipe: Any) -> None:
+def test_overrides_from_the_command_line_follow_the_same_names(recipe):
     apply_overrides(
         recipe,
         [
@@ -67,7 +67,7 @@ def test_overrides_from_the_command_line_follow_the_same_names(recipe: Any) -> N
     assert recipe.model.config.params_dtype is torch.bfloat16
 
 
-def test_a_recipe_shrunk_to_a_laptop_builds_into_live_objects() -> None:
+def test_a_recipe_shrunk_to_a_laptop_builds_into_live_objects():
     recipe: Any = llm.llama3_8b.pretrain_recipe(num_gpus_per_node=1)
     recipe.model.config = Config(
         llm.Llama3Config8B, num_layers=2, hidden_size=32, num_attention_heads=4, ffn_hidden_size=64, num_query_groups=2

@@ -48,7 +48,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_facts_alone_are_a_recipe_with_all_its_functions(folder: Path) -> None:
+def test_facts_alone_are_a_recipe_with_all_its_functions(folder):
     (folder / "own_facts.py").write_text(FACTS.format(name="own_facts"))
     recipe = recipes.get("own_facts")
     assert recipe.RECIPE is not None and recipe.RECIPE.seq_length == 256
@@ -57,7 +57,7 @@ def test_facts_alone_are_a_recipe_with_all_its_functions(folder: Path) -> None:
     assert recipe.trainer(max_steps=3).max_steps == 3
 
 
-def test_a_function_alone_is_a_recipe_and_wins_over_that_of_the_facts(folder: Path) -> None:
+def test_a_function_alone_is_a_recipe_and_wins_over_that_of_the_facts(folder):
     (folder / "own_function.py").write_text(FUNCTION.format(steps=7))
     (folder / "own_both.py").write_text(FACTS.format(name="own_both") + FUNCTION.format(steps=8))
     assert recipes.get("own_function").RECIPE is None
@@ -67,7 +67,7 @@ def test_a_function_alone_is_a_recipe_and_wins_over_that_of_the_facts(folder: Pa
         recipes.get("own_function").model()
 
 
-def test_a_file_is_a_recipe_where_a_name_is_expected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_is_a_recipe_where_a_name_is_expected(tmp_path, monkeypatch):
     (tmp_path / "own_two.py").write_text(FACTS.format(name="first") + FUNCTION.format(steps=9) + "\nSECOND = RECIPE")
     monkeypatch.chdir(tmp_path)
     assert recipes.get("own_two.py").pretrain_recipe().trainer.max_steps == 9
@@ -82,7 +82,7 @@ def test_a_file_is_a_recipe_where_a_name_is_expected(tmp_path: Path, monkeypatch
         recipes.get("own_two")
 
 
-def test_a_folder_lists_its_files_but_those_with_an_underscore_and_imports_none(folder: Path) -> None:
+def test_a_folder_lists_its_files_but_those_with_an_underscore_and_imports_none(folder):
     for name in ("own_b", "own_a", "_helper"):
         (folder / f"{name}.py").write_text("raise SystemExit('imported')")
     found, problems = recipes.own()
@@ -90,9 +90,7 @@ def test_a_folder_lists_its_files_but_those_with_an_underscore_and_imports_none(
     assert found["own_a"].origin == str(folder / "own_a.py")
 
 
-def test_names_that_are_taken_are_told_and_the_first_stays(
-    folder: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_names_that_are_taken_are_told_and_the_first_stays(folder, tmp_path_factory, monkeypatch):
     second = tmp_path_factory.mktemp("second")
     (folder / "llama3_8b.py").write_text(FACTS.format(name="llama3_8b"))
     for place, steps in ((folder, 1), (second, 2)):
@@ -121,7 +119,7 @@ def test_names_that_are_taken_are_told_and_the_first_stays(
         ("from nemo2.recipes import llama_tiny\nRECIPE = llama_tiny.RECIPE.but(seq_len=3)", "did you mean 'seq_length'"),
     ],
 )  # fmt: skip
-def test_what_is_wrong_with_a_file_is_told_with_its_name_and_line(folder: Path, text: str, words: str) -> None:
+def test_what_is_wrong_with_a_file_is_told_with_its_name_and_line(folder, text, words):
     (folder / "own_broken.py").write_text(text)
     with pytest.raises(ConfigError, match=words) as caught:
         recipes.get("own_broken")
@@ -139,7 +137,7 @@ def test_what_is_wrong_with_a_file_is_told_with_its_name_and_line(folder: Path, 
         ),
     ],
 )
-def test_a_function_that_fails_is_told_with_its_line(folder: Path, body: str, words: str) -> None:
+def test_a_function_that_fails_is_told_with_its_line(folder, body, words):
     (folder / "own_failing.py").write_text(f"def pretrain_recipe():\n{body}\n")
     with pytest.raises(ConfigError, match=words):
         recipes.get("own_failing").pretrain_recipe()
@@ -153,14 +151,14 @@ def test_a_function_that_fails_is_told_with_its_line(folder: Path, body: str, wo
         ("missing.py", "missing.py: this file does not exist"),
     ],
 )
-def test_a_file_must_be_there_under_a_name_that_ranks_can_import(tmp_path: Path, name: str, words: str) -> None:
+def test_a_file_must_be_there_under_a_name_that_ranks_can_import(tmp_path, name, words):
     if name != "missing.py":
         (tmp_path / name).write_text(FUNCTION.format(steps=1))
     with pytest.raises(ConfigError, match=words):
         recipes.get(str(tmp_path / name))
 
 
-def test_what_a_file_defines_can_be_imported_by_the_processes_of_the_run(tmp_path: Path) -> None:
+def test_what_a_file_defines_can_be_imported_by_the_processes_of_the_run(tmp_path):
     (tmp_path / "own_sibling.py").write_text("STEPS = 5")
     (tmp_path / "own_class.py").write_text(
         "from own_sibling import STEPS\nfrom nemo2.config import configurable\n@configurable\nclass Mine:\n"
@@ -191,7 +189,7 @@ class Distribution(metadata.Distribution):
         return Path(path)
 
 
-def test_an_installed_package_announces_recipes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_installed_package_announces_recipes(tmp_path, monkeypatch):
     package = tmp_path / "own_package"
     package.mkdir()
     (package / "__init__.py").write_text("")
@@ -217,7 +215,7 @@ def test_an_installed_package_announces_recipes(tmp_path: Path, monkeypatch: pyt
     assert _own.trusted_modules() == ["own_package.mine", "own_package"]
 
 
-def test_listing_own_facts_loads_neither_torch_nor_nemo_run(folder: Path) -> None:
+def test_listing_own_facts_loads_neither_torch_nor_nemo_run(folder):
     (folder / "own_facts.py").write_text(FACTS.format(name="own_facts"))
     code = (
         "import sys; from nemo2.cli import main; code = main(['list', '--own', '--json']);"

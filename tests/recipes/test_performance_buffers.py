@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Performance modes carry the overlap and the buffers that fit their own width and layout, not another model's."""
 
-from typing import Optional
-
 import pytest
 
 from nemo2 import recipes
@@ -28,7 +26,7 @@ from nemo2.mcore.settle import Machine, settle
         ("mixtral_8x22b", "h100", None),
     ],
 )
-def test_a_performance_mode_gets_the_buffers_tuned_for_it(name: str, gpu: str, chosen: Optional[str]) -> None:
+def test_a_performance_mode_gets_the_buffers_tuned_for_it(name, gpu, chosen):
     recipe = recipes.get(name).pretrain_recipe(performance_mode=True)
     effective = settle(recipe, Machine.named(gpu))
     assert effective.messages == []

@@ -85,7 +85,7 @@ OF_FAMILY = {
 
 
 @pytest.mark.parametrize("name", recipes.names())
-def test_a_factory_takes_the_arguments_that_users_know(name: str) -> None:
+def test_a_factory_takes_the_arguments_that_users_know(name):
     module = recipes.get(name)
     known = set(inspect.signature(module.pretrain_recipe).parameters)
     assert set(OF_FAMILY.get(module.RECIPE.family, SHORT)) <= known
@@ -95,7 +95,7 @@ def test_a_factory_takes_the_arguments_that_users_know(name: str) -> None:
     assert {"tensor_parallelism", "sequence_parallelism", "num_gpus_per_node", "max_steps", "callbacks"} <= trainer
 
 
-def test_every_keyword_reaches_its_place() -> None:
+def test_every_keyword_reaches_its_place():
     recipe: Any = qwen25_7b.pretrain_recipe(
         dir="/runs", name="mine", tensor_parallelism=4, pipeline_parallelism=2, pipeline_parallelism_type=torch.float16,
         virtual_pipeline_parallelism=7, context_parallelism=2, sequence_parallelism=True, num_nodes=3,
@@ -118,17 +118,17 @@ def test_every_keyword_reaches_its_place() -> None:
     assert (recipe.log.log_dir, recipe.log.name) == ("/runs", "mine")
 
 
-def test_experts_are_shared_out_as_asked() -> None:
+def test_experts_are_shared_out_as_asked():
     recipe: Any = qwen3_30b_a3b.pretrain_recipe(expert_parallelism=8)
     assert (recipe.strategy.expert_model_parallel_size, recipe.strategy.expert_tensor_parallel_size) == (8, 1)
 
 
-def test_an_unknown_precision_is_refused_with_those_there_are() -> None:
+def test_an_unknown_precision_is_refused_with_those_there_are():
     with pytest.raises(ConfigError, match=r"precision='fp8': must be one of 'bf16-mixed', '16-mixed', '32'"):
         qwen25_7b.pretrain_recipe(precision="fp8")
 
 
-def test_the_abbreviations_of_mamba_reach_their_place() -> None:
+def test_the_abbreviations_of_mamba_reach_their_place():
     recipe: Any = nemotronh_8b.pretrain_recipe(
         tensor_parallelism=4, sequence_parallelism=False, pipeline_parallelism=2, num_nodes=2, num_gpus_per_node=4,
         max_steps=3, val_check_interval=2, limit_test_batches=4, limit_val_batches=5, log_every_n_steps=6, save_top_k=1,
@@ -143,7 +143,7 @@ def test_the_abbreviations_of_mamba_reach_their_place() -> None:
     assert recipe.log.ckpt.save_top_k == 1
 
 
-def test_a_tokenizer_is_given_by_either_name_and_none_is_fetched_unasked() -> None:
+def test_a_tokenizer_is_given_by_either_name_and_none_is_fetched_unasked():
     plain: Any = mamba2_130m.pretrain_recipe()
     asked: Any = mamba2_130m.pretrain_recipe(tokenizer_model="/models/tokenizer")
     assert plain.data.tokenizer is None
@@ -159,7 +159,7 @@ def test_a_tokenizer_is_given_by_either_name_and_none_is_fetched_unasked() -> No
         mamba2_8b.tokenizer()
 
 
-def test_deepseek_v3_predicts_two_tokens_unless_told_otherwise() -> None:
+def test_deepseek_v3_predicts_two_tokens_unless_told_otherwise():
     two: Any = deepseek_v3.pretrain_recipe()
     one: Any = deepseek_v3.pretrain_recipe(use_mtp=False)
     assert (two.model.config.mtp_num_layers, one.model.config.mtp_num_layers) == (1, None)
@@ -168,11 +168,11 @@ def test_deepseek_v3_predicts_two_tokens_unless_told_otherwise() -> None:
     assert [cb.gc_interval_train for cb in faster.trainer.callbacks if hasattr(cb, "gc_interval_train")] == [60]
 
 
-def test_performance_has_its_other_spelling() -> None:
+def test_performance_has_its_other_spelling():
     assert gemma_2b.pretrain_recipe_performance() == gemma_2b.pretrain_recipe(performance_mode=True)
 
 
-def test_the_names_of_single_families_are_there() -> None:
+def test_the_names_of_single_families_are_there():
     assert gemma3_1b.gemma3_trainer().max_steps == 10
     assert llama31_405b.trainer().strategy.account_for_loss_in_pipeline_split is True
     assert (

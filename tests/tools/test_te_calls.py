@@ -10,6 +10,7 @@ import pytest
 
 import nemo2
 from nemo2 import recipes
+from nemo2.config import Config
 from nemo2.mcore.precision import FP8_RECIPES, MegatronMixedPrecision
 from nemo2.mcore.settle import Machine
 from nemo2.preflight.checks.find import find
@@ -32,16 +33,16 @@ CLASS_OF = {
 }
 
 
-def test_the_page_is_written_from_the_tables() -> None:
+def test_the_page_is_written_from_the_tables():
     assert te_calls.PAGE.read_text() == te_calls.page(), "run make fmt"
 
 
-def test_every_call_of_megatron_core_and_ours_was_measured_and_is_in_one_group() -> None:
+def test_every_call_of_megatron_core_and_ours_was_measured_and_is_in_one_group():
     assert len(CALLS) > 40 and CALLS.keys() <= NEWEST.keys(), sorted(CALLS.keys() - NEWEST.keys())
     assert all(te_calls.group_of(name) for name in NEWEST)
 
 
-def test_what_is_passed_is_a_parameter_of_some_version() -> None:
+def test_what_is_passed_is_a_parameter_of_some_version():
     unknown = []
     for name, keywords in CALLS.items():
         listed = [table["signatures"][name] for table in TABLES.values() if table["signatures"].get(name)]
@@ -62,7 +63,7 @@ ROWS = [*te_calls.GROUPS, *te_calls.BEHAVIOURS, *te_calls.STEPS, *te_calls.SIZES
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row[0])
-def test_each_row_names_a_test_that_exists(row: Any) -> None:
+def test_each_row_names_a_test_that_exists(row):
     path, _, name = row.test.partition("::")
     tree = ast.parse((te_calls.ROOT / path).read_text())
     tests = [one.name for one in tree.body if isinstance(one, ast.FunctionDef) and one.name.startswith("test_")]
@@ -71,25 +72,19 @@ def test_each_row_names_a_test_that_exists(row: Any) -> None:
 
 @pytest.mark.parametrize("recipe", CLASS_OF)
 @pytest.mark.parametrize("version", TABLES)
-def test_a_recipe_is_refused_where_the_version_has_none(version: str, recipe: str) -> None:
+def test_a_recipe_is_refused_where_the_version_has_none(version, recipe):
     has = TABLES[version]["signatures"][f"transformer_engine.common.recipe.{CLASS_OF[recipe]}"] is not None
-    asked = recipes.get("llama3_8b").pretrain_recipe()
-    plugin: Any = type(asked.trainer.plugins)(MegatronMixedPrecision, precision="bf16-mixed")
-    if recipe in FP8_RECIPES:
-        plugin.fp8, plugin.fp8_recipe = "hybrid", recipe
-    else:
-        plugin.fp4, plugin.fp4_recipe = "e2m1", recipe
-    asked.trainer.plugins = plugin
-    found = [
-        one.message
-        for one in find(asked, machine=Machine(transformer_engine=version))
-        if "does not support this" in one.message
-    ]
+    requested = recipes.get("llama3_8b").pretrain_recipe()
+    kind, number = ("fp8", "hybrid") if recipe in FP8_RECIPES else ("fp4", "e2m1")
+    settings: Any = {"precision": "bf16-mixed", kind: number, f"{kind}_recipe": recipe}
+    requested.trainer.plugins = Config(MegatronMixedPrecision, **settings)
+    problems = find(requested, machine=Machine(transformer_engine=version))
+    found = [one.message for one in problems if "does not support this" in one.message]
     assert bool(found) is not has
     assert all(f"_recipe='{recipe}': Transformer Engine {version} does not support this" in one for one in found)
 
 
-def test_no_recipe_asks_for_the_fused_operations() -> None:
+def test_no_recipe_asks_for_the_fused_operations():
     for name in names():
         config = recipes.get(name).pretrain_recipe().model.config
         assert not getattr(config, "use_transformer_engine_op_fuser", False), name

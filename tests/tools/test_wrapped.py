@@ -13,7 +13,7 @@ PYTHON = [one for one in EXAMPLES if one.broken.in_python]
 COMMANDS = {line: shlex.split(line) for one in EXAMPLES if one not in PYTHON for line in one.broken.lines()}
 
 
-def test_every_command_of_the_rules_fits_and_gives_a_shell_the_same_words() -> None:
+def test_every_command_of_the_rules_fits_and_gives_a_shell_the_same_words():
     broken = {line: wrapped(line, "") for line in COMMANDS if len(line) > COLUMNS}
     assert len(broken) > 20 and all(len(row) <= COLUMNS for rows in broken.values() for row in rows)
     script = "\n".join("printf '%s\\0' " + "\n".join(rows) + "; echo" for rows in broken.values())
@@ -24,7 +24,7 @@ def test_every_command_of_the_rules_fits_and_gives_a_shell_the_same_words() -> N
 
 
 @pytest.mark.parametrize("example", PYTHON, ids=lambda one: one.rule)
-def test_broken_python_is_the_same_code(example) -> None:
+def test_broken_python_is_the_same_code(example):
     for line in example.broken.lines():
         rows = wrapped(line, ">>> ")
         assert all(len(row) <= COLUMNS for row in rows)

@@ -11,17 +11,10 @@ import pytest
 
 from nemo2.base.noise import send_to
 from nemo2.checkpoint.auto_resume import AutoResume, RestoreConfig
-from nemo2.checkpoint.directory import Manifest, publish, temporary_name
 from nemo2.checkpoint.lineage import begin
 from nemo2.errors import CheckpointError, RunFinished
 from support import small_runs
-
-
-def saved(target: Path, step: int, **said: Any) -> Path:
-    temporary = temporary_name(target)
-    temporary.mkdir(parents=True)
-    publish(temporary, target, Manifest(step=step, consumed_samples=0, layout={}, **said))
-    return target
+from support.saved_checkpoints import saved
 
 
 def trainer(directory: Path, max_steps: int = 100) -> Any:
@@ -239,12 +232,8 @@ def test_a_checkpoint_of_the_run_itself_goes_before_weights_to_start_from(tmp_pa
 
 def started_from_weights(directory: str) -> dict[str, Any]:
     """A run of two steps, and what runs that start from its weights do first."""
-    from nemo2.checkpoint.model_checkpoint import ModelCheckpoint
-
-    keep = ModelCheckpoint(
-        dirpath=directory, filename="{step}", save_last=False, save_optim_on_train_end=True, verbose=False
-    )
-    first = small_runs.fit(small_runs.build_llama(), max_steps=3, callbacks=[keep, *_at_step_two(directory)])
+    callbacks = [small_runs.keep(directory), *_at_step_two(directory)]
+    first = small_runs.fit(small_runs.build_llama(), max_steps=3, callbacks=callbacks)
     path = f"{directory}/two"
     found = {"first": first}
     for name, options in {"weights": {}, "with the optimizer": {"load_optim_state": True}}.items():

@@ -10,7 +10,6 @@ import pytest
 
 from nemo2.checkpoint.auto_resume import AutoResume, RestoreConfig
 from nemo2.checkpoint.context import load_context, write_context
-from nemo2.data.mock import MockDataModule
 from nemo2.data.tokenizer import ByteTokenizer, NullTokenizer
 from nemo2.errors import CheckpointError, SecurityError
 from support import small_chats, small_runs
@@ -22,7 +21,7 @@ def trainer(model: Any = None, data: Any = None) -> Any:
 
 @pytest.fixture
 def checkpoint(tmp_path) -> Path:
-    data = MockDataModule(seq_length=small_runs.SEQ, tokenizer=ByteTokenizer(), micro_batch_size=2, global_batch_size=8)
+    data = small_runs.random_bytes()
     model = small_runs.build_llama(vocab_size=None, hidden_dropout=0.25)
     model.tokenizer = data.tokenizer
     write_context(tmp_path, trainer(model, data))

@@ -10,7 +10,6 @@ import pytest
 
 from nemo2.checkpoint import directory
 from nemo2.checkpoint.directory import (
-    Manifest,
     changed,
     finished,
     missing_context,
@@ -18,28 +17,11 @@ from nemo2.checkpoint.directory import (
     publish,
     read_manifest,
     set_aside,
-    temporary_name,
     unusable,
 )
 from nemo2.checkpoint.leftovers import clean_up
 from nemo2.errors import CheckpointError
-
-
-def manifest(step: int, **options: Any) -> Manifest:
-    return Manifest(step=step, consumed_samples=8 * step, layout={"tp": 1}, **options)
-
-
-def written(target: Path, step: int, text: str = "") -> Path:
-    """The files of the ranks before the directory is published."""
-    temporary = temporary_name(target)
-    (temporary / "weights").mkdir(parents=True)
-    (temporary / "weights" / "part").write_text(text or f"step {step}")
-    return temporary
-
-
-def saved(target: Path, step: int, text: str = "", **options: Any) -> Path:
-    publish(written(target, step, text), target, manifest(step, **options))
-    return target
+from support.saved_checkpoints import manifest, saved, written
 
 
 def test_a_published_checkpoint_says_what_it_holds(tmp_path):

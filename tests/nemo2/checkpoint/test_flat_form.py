@@ -38,5 +38,5 @@ def there_and_back() -> list[float]:
         return wrapped.module.weight.flatten().tolist()
 
 
-def test_layers_get_their_own_states_back(run_on_ranks: Any) -> None:
+def test_layers_get_their_own_states_back(run_on_ranks):
     assert run_on_ranks(there_and_back, 1)[0] == [3.0] * 4

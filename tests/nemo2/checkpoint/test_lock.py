@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Two runs never write into one directory, and a lock dies with the process that held it."""
 
+import contextlib
 import os
 import signal
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -26,37 +28,37 @@ def holder(directory: Path) -> int:
     return pid
 
 
-def test_a_second_process_is_refused_and_told_who_holds_it(tmp_path):
-    pid = holder(tmp_path)
+@contextlib.contextmanager
+def held(directory: Path) -> Iterator[int]:
+    pid = holder(directory)
     try:
-        with pytest.raises(
-            CheckpointError, match=rf"Another run is writing to {tmp_path}: process {pid} on .*log\.name"
-        ):
-            DirectoryLock(tmp_path, wait_seconds=0.0).acquire()
-        assert not holds(tmp_path)
+        yield pid
     finally:
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
 
 
+def test_a_second_process_is_refused_and_told_who_holds_it(tmp_path):
+    with held(tmp_path) as pid:
+        words = rf"Another run is writing to {tmp_path}: process {pid} on .*log\.name"
+        with pytest.raises(CheckpointError, match=words):
+            DirectoryLock(tmp_path, wait_seconds=0.0).acquire()
+        assert not holds(tmp_path)
+
+
 def test_an_earlier_start_of_the_same_launch_is_waited_for_and_then_no_reason_to_give_up(tmp_path, monkeypatch):
     monkeypatch.setenv(LAUNCH_VARIABLE, "/jobs/one/run_dir")
-    pid = holder(tmp_path)
-    try:
+    with held(tmp_path) as pid:
         with pytest.raises(RuntimeFault, match=rf"earlier start of this run.*process {pid} on "):
             DirectoryLock(tmp_path, wait_seconds=0.0, earlier_start_seconds=0.3).acquire()
         monkeypatch.setenv(LAUNCH_VARIABLE, "/jobs/two/run_dir")
         with pytest.raises(CheckpointError, match="Another run"):
             DirectoryLock(tmp_path, wait_seconds=0.0).acquire()
-    finally:
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
 
 
 def test_the_lock_of_a_killed_process_is_free_although_its_file_is_there(tmp_path):
-    pid = holder(tmp_path)
-    os.kill(pid, signal.SIGKILL)
-    os.waitpid(pid, 0)
+    with held(tmp_path) as pid:
+        pass
     assert str(pid) in (tmp_path / ".lock").read_text()
     lock = DirectoryLock(tmp_path, wait_seconds=0.0).acquire()
     assert holds(tmp_path)

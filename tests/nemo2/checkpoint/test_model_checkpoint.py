@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 import torch
 
-from nemo2.checkpoint.directory import Manifest, finished, publish, temporary_name
+from nemo2.checkpoint.directory import finished
 from nemo2.checkpoint.model_checkpoint import ModelCheckpoint
 from nemo2.errors import CheckpointError, ConfigError
 from support import small_runs
+from support.saved_checkpoints import saved
 
 
 class FakeTrainer:
@@ -47,28 +48,25 @@ class FakeTrainer:
         return self
 
     def save_checkpoint(self, path: Path, weights_only: bool, storage_options: dict[str, Any]) -> None:
-        temporary = temporary_name(path)
-        temporary.mkdir(parents=True)
-        publish(
-            temporary,
+        saved(
             path,
-            Manifest(
-                step=self.global_step,
-                consumed_samples=self.strategy.consumed_samples,
-                layout={},
-                metrics=storage_options["metrics"],
-                weights_only=weights_only,
-                **(storage_options["run"] or {}),
-            ),
+            self.global_step,
+            metrics=storage_options["metrics"],
+            weights_only=weights_only,
+            **(storage_options["run"] or {}),
         )
         self.saved.append((path.name, weights_only))
         self.with_context.append((self.global_step, storage_options["with_context"]))
         storage_options["published"](path)
 
 
+def keeping(tmp_path: Path, **options: Any) -> ModelCheckpoint:
+    return ModelCheckpoint(**{"dirpath": str(tmp_path), "filename": "{step}", "verbose": False, **options})
+
+
 def after(tmp_path: Path, losses: dict[int, float], **options: Any) -> tuple[list[str], ModelCheckpoint]:
     """Names left after saving at these steps with these validation losses."""
-    callback = ModelCheckpoint(dirpath=str(tmp_path), filename="{step}", verbose=False, **options)
+    callback = keeping(tmp_path, **options)
     trainer: Any = FakeTrainer()
     for step, loss in losses.items():
         callback.save(trainer.at(step, val_loss=loss))
@@ -79,18 +77,14 @@ LOSSES = {1: 5.0, 2: 3.0, 3: 4.0, 4: 2.0, 5: 6.0}
 
 
 def test_a_run_in_the_directory_of_another_is_refused_before_its_first_step_and_a_second_fit_is_the_same_run(tmp_path):
-    def callback() -> ModelCheckpoint:
-        return ModelCheckpoint(dirpath=str(tmp_path), filename="{step}", verbose=False, save_top_k=1, monitor=None)
-
     trainer: Any = FakeTrainer()
-    first = callback()
+    first, second = (keeping(tmp_path, save_top_k=1, monitor=None) for _ in range(2))
     first.setup(trainer, trainer.lightning_module, "fit")
     for steps in ((1, 2), (3, 4)):
         first.on_train_start(trainer.at(steps[0] - 1), trainer.lightning_module)
         for step in steps:
             first.save(trainer.at(step))
     first.teardown(trainer, trainer.lightning_module, "fit")
-    second = callback()
     second.setup(trainer, trainer.lightning_module, "fit")
     with pytest.raises(CheckpointError, match="of run .* but this run is"):
         second.on_train_start(trainer.at(0), trainer.lightning_module)
@@ -152,7 +146,7 @@ def test_a_resumed_run_ranks_what_the_first_one_left(tmp_path):
     ],
 )
 def test_a_monitored_metric_that_nobody_logs_is_reported_once(tmp_path, caplog, monitor, validated, logged, warned):
-    callback = ModelCheckpoint(dirpath=str(tmp_path), filename="{step}", verbose=False, monitor=monitor)
+    callback = keeping(tmp_path, monitor=monitor)
     trainer: Any = FakeTrainer()
     for step in (1, 2):
         if validated:
@@ -166,7 +160,7 @@ def test_a_monitored_metric_that_nobody_logs_is_reported_once(tmp_path, caplog, 
 
 
 def test_a_step_is_saved_once_and_never_before_the_first(tmp_path):
-    callback = ModelCheckpoint(dirpath=str(tmp_path), verbose=False)
+    callback = keeping(tmp_path)
     trainer: Any = FakeTrainer()
     callback.save(trainer)
     callback.save(trainer.at(4))
@@ -174,15 +168,14 @@ def test_a_step_is_saved_once_and_never_before_the_first(tmp_path):
     assert len(trainer.saved) == 1
 
 
-def test_the_last_checkpoint_of_a_finished_run_holds_weights_only(tmp_path):
+@pytest.mark.parametrize(
+    ("step", "options", "weights_only"), [(4, {}, True), (4, {"save_optim_on_train_end": True}, False), (3, {}, False)]
+)
+def test_the_last_checkpoint_of_a_finished_run_holds_weights_only(tmp_path, step, options, weights_only):
     trainer: Any = FakeTrainer()
     trainer.max_steps = 4
-    ModelCheckpoint(dirpath=str(tmp_path / "a"), filename="a", verbose=False).on_train_end(trainer.at(4), None)  # pyright: ignore[reportArgumentType]
-    ModelCheckpoint(
-        dirpath=str(tmp_path / "b"), filename="b", verbose=False, save_optim_on_train_end=True
-    ).on_train_end(trainer.at(4), None)  # pyright: ignore[reportArgumentType]
-    ModelCheckpoint(dirpath=str(tmp_path / "c"), filename="c", verbose=False).on_train_end(trainer.at(3), None)  # pyright: ignore[reportArgumentType]
-    assert trainer.saved == [("a-last", True), ("b-last", False), ("c-last", False)]
+    keeping(tmp_path, **options).on_train_end(trainer.at(step), trainer.lightning_module)
+    assert trainer.saved == [(f"step={step}-last", weights_only)]
 
 
 @pytest.mark.parametrize(
@@ -198,8 +191,7 @@ def test_the_last_checkpoint_of_a_finished_run_holds_weights_only(tmp_path):
 def test_the_context_is_saved_always_or_with_the_last_checkpoint_of_training(
     tmp_path, always, at_end, max_steps, expected
 ):
-    options = {"always_save_context": always, "save_context_on_train_end": at_end}
-    callback = ModelCheckpoint(dirpath=str(tmp_path), filename="{step}", verbose=False, save_top_k=-1, **options)
+    callback = keeping(tmp_path, save_top_k=-1, always_save_context=always, save_context_on_train_end=at_end)
     trainer: Any = FakeTrainer()
     trainer.max_steps = max_steps
     for step in (1, 2, 3):
@@ -249,7 +241,7 @@ def schedules(directory: str) -> dict[str, list[str]]:
         "steps and epochs": {"every_n_train_steps": 3, "every_n_epochs": 1},
     }.items():
         folder = Path(directory) / name
-        keep = ModelCheckpoint(dirpath=str(folder), save_top_k=-1, filename="{step}", verbose=False, **options)
+        keep = keeping(folder, save_top_k=-1, **options)
         (folder / ".unfinished-0-step=9").mkdir(parents=True)
         small_runs.fit(
             small_runs.build_llama(),
@@ -266,10 +258,7 @@ def validated_and_saved(directory: str) -> dict[str, Any]:
     from nemo2.checkpoint.directory import finished
 
     def run(folder: str, **options: Any) -> dict[str, Any]:
-        keep = ModelCheckpoint(
-            dirpath=folder, filename="{val_loss:.6f}-{step}", every_n_train_steps=1, save_top_k=-1, save_last=False,
-            save_optim_on_train_end=True, verbose=False,
-        )  # fmt: skip
+        keep = small_runs.keep(folder, filename="{val_loss:.6f}-{step}", every_n_train_steps=1, save_top_k=-1)
         validate = {"limit_val_batches": 1, "val_check_interval": 2, "check_val_every_n_epoch": None}
         return small_runs.fit(small_runs.build_llama(), max_steps=6, callbacks=[keep], trainer=validate, **options)
 
@@ -306,7 +295,7 @@ def ended_by_the_clock(directory: str) -> list[tuple[int, bool]]:
     clock = types.SimpleNamespace(monotonic=itertools.count().__next__)
     path = None
     for _ in range(2):
-        keep = ModelCheckpoint(dirpath=directory, filename="{step}", every_n_train_steps=10**6, verbose=False)
+        keep = keeping(Path(directory), every_n_train_steps=10**6)
         limit = {"max_time": timedelta(seconds=3.5)}
         with mock.patch("lightning.pytorch.callbacks.timer.time", clock):
             small_runs.fit(small_runs.build_llama(), max_steps=10**6, callbacks=[keep], trainer=limit, ckpt_path=path)

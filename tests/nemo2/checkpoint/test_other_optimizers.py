@@ -84,7 +84,7 @@ def torch_optimizers(directory: str) -> dict[str, Any]:
     return found
 
 
-def test_settings_of_torchs_optimizers_are_the_recipes_and_another_kind_is_refused(run_on_ranks, tmp_path) -> None:
+def test_settings_of_torchs_optimizers_are_the_recipes_and_another_kind_is_refused(run_on_ranks, tmp_path):
     [found] = run_on_ranks(torch_optimizers, 1, str(tmp_path))
     groups, rates = found["settings"]
     assert {decay for decay, _ in groups} == {0.5} and {betas for _, betas in groups} == {(0.5, 0.9)}
@@ -106,6 +106,6 @@ def loss_scales(directory: str) -> dict[str, list[float]]:
     return found
 
 
-def test_a_dynamic_loss_scale_begins_after_a_constant_one(run_on_ranks, tmp_path) -> None:
+def test_a_dynamic_loss_scale_begins_after_a_constant_one(run_on_ranks, tmp_path):
     [found] = run_on_ranks(loss_scales, 1, str(tmp_path))
     assert list(found.values()) == [[16.0, 16.0]] * 2

@@ -22,13 +22,8 @@ pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled:Us
 
 def train(directory: str | Path, *, distributed: bool = False, model: Any = None, **options: Any) -> None:
     """Three steps; the last is saved to ``directory/step=3``."""
-    from nemo2.checkpoint.model_checkpoint import ModelCheckpoint
-
-    keep = ModelCheckpoint(
-        dirpath=str(directory), filename="{step}", save_last=False, verbose=False, save_optim_on_train_end=True
-    )
     model = model or small_runs.build_llama(distributed=distributed)
-    small_runs.fit(model, max_steps=STOP, callbacks=[keep], **options)
+    small_runs.fit(model, max_steps=STOP, callbacks=[small_runs.keep(directory)], **options)
 
 
 def load(path: str | Path, *, again: str | None = None, distributed: bool = False, **options: Any) -> str:

@@ -37,32 +37,22 @@ def saved(stream: torch.Tensor) -> dict[str, Any]:
     }
 
 
-def test_streams_go_on_where_they_were_saved(monkeypatch: pytest.MonkeyPatch) -> None:
-    tracker = Tracker(torch.zeros(16, dtype=torch.uint8))
-    monkeypatch.setattr(random_state, "_tracker", lambda: tracker)
-    random_state.load_random_state(saved(torch.ones(16, dtype=torch.uint8)))
-    assert tracker.states["model-parallel-rng"].sum() == 16
-
-
-def test_a_stream_that_the_checkpoint_lacks_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    tracker = Tracker(torch.zeros(16, dtype=torch.uint8))
-    tracker.states["expert-parallel-rng"] = torch.full((16,), 2, dtype=torch.uint8)
-    monkeypatch.setattr(random_state, "_tracker", lambda: tracker)
-    random_state.load_random_state(saved(torch.ones(16, dtype=torch.uint8)))
-    assert {name: int(state.sum()) for name, state in tracker.states.items()} == {
-        "model-parallel-rng": 16, "expert-parallel-rng": 32,
-    }  # fmt: skip
-
-
-@pytest.mark.parametrize(("here", "there"), [(5056, 16), (16, 5056)], ids=["on a CPU", "on a GPU"])
-def test_streams_of_another_kind_of_device_start_anew(monkeypatch: pytest.MonkeyPatch, here: int, there: int) -> None:
+@pytest.mark.parametrize(
+    ("here", "there", "loaded"),
+    [(16, 16, True), (5056, 16, False), (16, 5056, False)],
+    ids=["alike", "on a CPU", "on a GPU"],
+)
+def test_streams_go_on_where_they_were_saved_unless_the_device_is_of_another_kind(monkeypatch, here, there, loaded):
     """A GPU's state has 16 bytes, a CPU's 5056: neither can be set to the other's."""
     tracker = Tracker(torch.zeros(here, dtype=torch.uint8))
+    tracker.states["expert-parallel-rng"] = lacking = torch.full((here,), 2, dtype=torch.uint8)
     monkeypatch.setattr(random_state, "_tracker", lambda: tracker)
     state = saved(torch.ones(there, dtype=torch.uint8))
     expected = torch.rand(1)
     random_state.load_random_state(state)
-    assert tracker.states["model-parallel-rng"].numel() == here
+    stream = tracker.states["model-parallel-rng"]
+    assert stream.numel() == here and bool(stream.all()) is loaded
+    assert torch.equal(tracker.states["expert-parallel-rng"], lacking), "the checkpoint has none of it"
     assert torch.equal(torch.rand(1), expected)  # the other streams go on
 
 
@@ -91,7 +81,7 @@ def streams_of_two_ranks() -> list[float]:
     return [*draws, drawn(), float(random_state.own_random_state(of_rank_0) is None)]
 
 
-def test_each_tensor_parallel_rank_continues_its_own_streams(run_on_ranks: Any) -> None:
+def test_each_tensor_parallel_rank_continues_its_own_streams(run_on_ranks):
     """Not rank 0's, with which all of them would drop the same values."""
     first, second = run_on_ranks(streams_of_two_ranks, 2)
     assert first[0] == first[1] != second[1] == second[0]

@@ -5,16 +5,16 @@ import builtins
 import errno
 import os
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from nemo2.checkpoint import directory, reading, writer_process
-from nemo2.checkpoint.directory import Manifest, finished, problems, publish, read_manifest, sha256
+from nemo2.checkpoint.directory import finished, problems, publish, read_manifest, sha256
 from nemo2.training.run_dir.metrics import JSONLLogger
 from nemo2.training.run_dir.records import read_metrics
+from support.saved_checkpoints import manifest, saved, written
 
 
 @pytest.fixture(autouse=True)
@@ -37,17 +37,10 @@ def flaky(original: Callable[..., Any], number: int, *, times: int = 1, done: bo
     return call
 
 
-def begun(folder: Path) -> Path:
-    temporary = folder / ".unfinished-1-step=1"
-    (temporary / "weights").mkdir(parents=True)
-    (temporary / "weights" / "0.distcp").write_bytes(b"tensors")
-    return temporary
-
-
 @pytest.mark.parametrize("done", [False, True], ids=["nothing happened", "it was renamed"])
 def test_a_checkpoint_is_published_over_a_server_that_restarts(tmp_path, monkeypatch, done):
     monkeypatch.setattr(directory.os, "rename", flaky(os.rename, errno.ESTALE, done=done))
-    publish(begun(tmp_path), tmp_path / "step=1", Manifest(step=1, consumed_samples=8, layout={}))
+    publish(written(tmp_path / "step=1", 1), tmp_path / "step=1", manifest(1))
     monkeypatch.undo()
     assert [path.name for path, _ in finished(tmp_path)] == ["step=1"] and not problems(tmp_path / "step=1")
 
@@ -55,7 +48,7 @@ def test_a_checkpoint_is_published_over_a_server_that_restarts(tmp_path, monkeyp
 def test_a_rename_that_never_works_is_an_error(tmp_path, monkeypatch):
     monkeypatch.setattr(directory.os, "rename", flaky(os.rename, errno.ESTALE, times=100))
     with pytest.raises(OSError, match="[Ss]tale"):
-        publish(begun(tmp_path), tmp_path / "step=1", Manifest(step=1, consumed_samples=8, layout={}))
+        publish(written(tmp_path / "step=1", 1), tmp_path / "step=1", manifest(1))
     assert finished(tmp_path) == []
 
 
@@ -68,8 +61,7 @@ def test_a_flush_that_lost_data_is_not_tried_again(tmp_path, monkeypatch):
 
 
 def test_manifests_hashes_and_tensors_are_read_again(tmp_path, monkeypatch):
-    publish(begun(tmp_path), tmp_path / "step=1", Manifest(step=1, consumed_samples=8, layout={}))
-    shard = tmp_path / "step=1" / "weights" / "0.distcp"
+    shard = saved(tmp_path / "step=1", 1, "tensors") / "weights" / "part"
     expected = sha256(shard)
     for action in (lambda: sha256(shard) == expected, lambda: read_manifest(tmp_path / "step=1") is not None):
         with monkeypatch.context() as patched:

@@ -116,11 +116,7 @@ def test_torch_is_as_it_was_afterwards():
 
 def resumed_from_malicious_files(directory: str) -> dict[str, str]:
     """A checkpoint of ours whose files somebody has replaced, manifest and all."""
-    from nemo2.checkpoint.model_checkpoint import ModelCheckpoint
-
-    keep = ModelCheckpoint(
-        dirpath=directory, filename="good", save_last=False, verbose=False, save_optim_on_train_end=True
-    )
+    keep = small_runs.keep(directory, filename="good")
     small_runs.fit(small_runs.build_llama(), max_steps=1, callbacks=[keep])
     checkpoint, answers = Path(directory) / "good", {}
     (checkpoint / "manifest.json").unlink()

@@ -3,15 +3,12 @@
 
 import json
 import math
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from nemo2.cli.app import main
 from nemo2.launch.slurm.job_result import RUN_DIR
 from nemo2.launch.slurm.progress import Progress, progress, span
 from nemo2.launch.slurm.script import STATE
@@ -47,19 +44,17 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def test_status_tells_how_far_a_run_is_and_when_it_will_be_done(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["runs", "status", "mine"]) == 0
-    told = capsys.readouterr().out
+def test_status_tells_how_far_a_run_is_and_when_it_will_be_done(job, command):
+    told = command("runs status mine").out
     assert "mine: RUNNING (job 7)" in told and "life 0: again: node1 was lost" in told
     assert "step 4 of 10, loss 1, val loss 3.25, 31.5 s per step, 1,234 tokens per second, 3 min left" in told
-    assert main(["runs", "status", "7", "--json"]) == 0
-    shown = json.loads(capsys.readouterr().out)
+    shown = command("runs status 7 --json").json
     assert shown["progress"]["seconds_left"] == 6 * 31.5 and shown["state"] == "RUNNING"
     assert shown["run_directory"].endswith("my runs/first") and shown["lives"][0]["life"] == 0
 
 
 @pytest.mark.parametrize("last_life", [0, 1])
-def test_status_says_why_a_run_has_ended_that_could_not_say_it_itself(job, capsys, last_life):
+def test_status_says_why_a_run_has_ended_that_could_not_say_it_itself(job, command, last_life):
     """Its script and its ranks were killed together; a life before it has its verdict."""
     (job / STATE).write_text(
         json.dumps({"state": "continued", "lives": [{"life": 0, "verdict": "again", "message": "saved"}]})
@@ -67,24 +62,21 @@ def test_status_says_why_a_run_has_ended_that_could_not_say_it_itself(job, capsy
     (job / "lives" / str(last_life)).mkdir(parents=True)
     (job.parent.parent / "bin" / "squeue").write_text("#!/bin/sh\necho FAILED\n")
     (job / "job-7.out").write_text("slurmstepd: error: something was killed\n")
-    assert main(["runs", "status", "mine"]) == 0
-    told = capsys.readouterr().out
+    told = command("runs status mine").out
     assert ("something was killed" in told) == bool(last_life)
-    assert main(["runs", "status", "mine", "--json"]) == 0
-    reason = json.loads(capsys.readouterr().out)["reason"]
+    reason = command("runs status mine --json").json["reason"]
     assert reason is None if last_life == 0 else "FAILED" in reason and "scontrol requeue 7" in reason
 
 
-def test_before_the_first_step_there_is_no_progress(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_before_the_first_step_there_is_no_progress(job, command):
     run = Path((job / RUN_DIR).read_text().strip())
     (run / "metrics.jsonl").unlink()
     assert progress(shell_of(None), str(run)) is None
     (job / RUN_DIR).unlink()
-    assert main(["runs", "status", "mine"]) == 0
-    assert "step" not in capsys.readouterr().out
+    assert "step" not in command("runs status mine").out
 
 
-def test_a_run_that_does_not_say_its_end_has_no_time_left(job: Path) -> None:
+def test_a_run_that_does_not_say_its_end_has_no_time_left(job):
     run = Path((job / RUN_DIR).read_text().strip())
     (run / "effective_config.yaml").write_text("trainer: {max_steps: -1}")
     told = progress(shell_of(None), str(run))
@@ -94,7 +86,7 @@ def test_a_run_that_does_not_say_its_end_has_no_time_left(job: Path) -> None:
     assert done.seconds_left == 0 and str(done) == "step 10 of 10, 1 s per step"
 
 
-def test_a_loss_that_is_not_a_number_is_shown_and_not_the_last_that_was(job: Path) -> None:
+def test_a_loss_that_is_not_a_number_is_shown_and_not_the_last_that_was(job):
     run = Path((job / RUN_DIR).read_text().strip())
     with open(run / "metrics.jsonl", "w") as metrics:
         metrics.write(
@@ -104,27 +96,23 @@ def test_a_loss_that_is_not_a_number_is_shown_and_not_the_last_that_was(job: Pat
     assert shown is not None and shown.loss is not None and math.isnan(shown.loss)
 
 
-def test_jobs_are_listed_with_their_states(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["runs", "list", "--submitted"]) == 0
-    assert capsys.readouterr().out.splitlines()[1].split()[:3] == ["mine", "7", "RUNNING"]
+def test_jobs_are_listed_with_their_states(job, command):
+    assert command("runs list --submitted").out.splitlines()[1].split()[:3] == ["mine", "7", "RUNNING"]
     (job / STATE).write_text(json.dumps({"state": "done", "lives": []}))
-    assert main(["runs", "list", "--submitted", "--json"]) == 0
-    [told] = json.loads(capsys.readouterr().out)
+    [told] = command("runs list --submitted --json").json
     assert (told["name"], told["jobs"], told["state"], told["folder"]) == ("mine", ["7"], "done", str(job))
 
 
-def test_a_report_is_fetched(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["runs", "report", "mine"]) == 2
-    assert "mine has no report yet; `nemo2 runs status mine`" in capsys.readouterr().err
+def test_a_report_is_fetched(job, command):
+    assert "mine has no report yet; `nemo2 runs status mine`" in command("runs report mine", code=2).err
     assert not Path("report.html").exists()
     (Path((job / RUN_DIR).read_text().strip()) / "report.html").write_text("<p>é\n")
-    assert main(["runs", "report", "mine", "-o", "page.html"]) == 0
+    command("runs report mine -o page.html")
     assert Path("page.html").read_text() == "<p>é\n"
 
 
-def test_an_unknown_name_is_told_with_the_nearest(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["runs", "status", "mne"]) == 2
-    assert "did you mean 'mine'" in capsys.readouterr().err
+def test_an_unknown_name_is_told_with_the_nearest(job, command):
+    assert "did you mean 'mine'" in command("runs status mne", code=2).err
 
 
 @pytest.mark.parametrize(
@@ -138,15 +126,5 @@ def test_an_unknown_name_is_told_with_the_nearest(job: Path, capsys: pytest.Capt
         (370800, "4 d 7 h"),
     ],
 )
-def test_spans_are_said_as_people_say_them(seconds: float, said: str) -> None:
+def test_spans_are_said_as_people_say_them(seconds, said):
     assert span(seconds) == said
-
-
-def test_what_needs_no_executor_loads_neither_nemo_run_nor_torch(tmp_path: Path) -> None:
-    code = "import sys; from nemo2.cli.app import main\n"
-    for words in (["runs", "list"], ["cluster", "list"], ["cluster", "add", "mine", "kind=slrm"]):
-        code += f"main({words!r})\n"
-    code += "print({'torch', 'nemo_run'} & set(sys.modules))"
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines()[-1] == "set()", done.stderr
-    assert "did you mean 'slurm'" in done.stderr

@@ -18,8 +18,9 @@ from typing import Any, get_args
 import pytest
 import typer
 
+import nemo2
 from nemo2.cli import adapter, check, evaluate, flags, launching
-from nemo2.cli.app import FIRST, VERBS, app, main
+from nemo2.cli.app import FIRST, VERBS, app
 from nemo2.cli.commands import rules_of
 from nemo2.cli.moved import MOVED
 from nemo2.cli.run_names import last_started, run_called
@@ -63,7 +64,7 @@ def annotation(parameter: inspect.Parameter) -> tuple[Any, Any]:
     return kind, {name: value for name, value in vars(info).items() if name not in ("default", "rich_help_panel")}
 
 
-def test_what_commands_share_is_the_same_in_all_of_them() -> None:
+def test_what_commands_share_is_the_same_in_all_of_them():
     found, shared = typer_commands(), {}
     assert set(found) == set(VERBS) and len({words.split()[0] for words in VERBS}) <= 20
     assert len(FIRST) == 8 and set(FIRST) <= {words.split()[0] for words in VERBS}
@@ -87,7 +88,7 @@ def test_what_commands_share_is_the_same_in_all_of_them() -> None:
     assert NO_DATA.keys() <= found.keys() and shared.keys() == set(SHARED)
 
 
-def test_advice_names_options_to_who_types_a_command_and_fields_to_a_program() -> None:
+def test_advice_names_options_to_who_types_a_command_and_fields_to_a_program():
     from nemo2.base.advice import again, for_the_command_line, new_name
 
     assert "log.name" in new_name() and "--name" not in new_name()
@@ -97,29 +98,18 @@ def test_advice_names_options_to_who_types_a_command_and_fields_to_a_program() -
     assert "--name" not in new_name()
 
 
-def test_a_file_to_write_gets_its_folders_and_a_place_for_none_is_refused_before_work(tmp_path, capsys) -> None:
+def test_a_file_to_write_gets_its_folders_and_a_folder_the_files_name(tmp_path, command):
     (tmp_path / "folder").mkdir()
-    (tmp_path / "file").write_text("")
-    for command in (
-        ["rehearse", "llama_tiny", "--html"],
-        ["show", "llama_tiny", "--output"],
-        ["plan", "llama_tiny", "--search", "--html"],
-    ):
-        for place in ("folder", "folder/", "file/below.html"):
-            assert main([*command, f"{tmp_path}/{place}"]) == 2
-            assert str(tmp_path) in capsys.readouterr().err
-    assert main(["new-recipe", "own_a", "--from", "llama_tiny", "--output", str(tmp_path / "new" / "own_b.py")]) == 0
-    assert (tmp_path / "new" / "own_b.py").is_file()
-    assert main(["new-recipe", "own_a", "--from", "llama_tiny", "--output", str(tmp_path / "folder")]) == 0
-    assert (tmp_path / "folder" / "own_a.py").is_file()
+    for place, file in (("new/own_b.py", "new/own_b.py"), ("folder", "folder/own_a.py")):
+        command("new-recipe own_a --from llama_tiny --output", tmp_path / place)
+        assert (tmp_path / file).is_file()
 
 
 @pytest.mark.parametrize("words", VERBS)
-def test_a_misspelled_option_gets_the_nearest_of_its_command(words: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_misspelled_option_gets_the_nearest_of_its_command(words, command):
     spellings = (name for one in typer_commands()[words].params for name in (*one.opts, *one.secondary_opts))
     option = max((name for name in spellings if name.startswith("--")), key=len, default="--help")
-    assert main([*words.split(), option[:-1]]) == 2
-    told = capsys.readouterr().err
+    told = command(words, option[:-1], code=2).err
     assert f"has no option {option[:-1]}; did you mean {option!r}" in told and told.count("--help") == 1
 
 
@@ -127,13 +117,11 @@ def as_typed(words: str) -> Callable[..., Any]:
     return commands()[words]
 
 
-def test_a_verb_is_called_from_python_with_the_same_meaning(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_verb_is_called_from_python_with_the_same_meaning(capsys, command):
     result = VERBS["list"]("llama_tiny")
     assert capsys.readouterr().out == "" and result.exit_code == 0
-    assert main(["list", "llama_tiny", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == result.data
-    assert main(["list", "llama_tiny"]) == 0
-    assert capsys.readouterr().out == f"{result.text}\n"
+    assert command("list llama_tiny --json").json == result.data
+    assert command("list llama_tiny").out == f"{result.text}\n"
     for words, verb in VERBS.items():
         first = [one for one in inspect.signature(verb).parameters.values() if one.default is one.empty]
         assert all(one.kind is not one.KEYWORD_ONLY or one.name in ("output", "parent", "teacher") for one in first), (
@@ -142,27 +130,28 @@ def test_a_verb_is_called_from_python_with_the_same_meaning(capsys: pytest.Captu
 
 
 @pytest.mark.parametrize("words", VERBS)
-def test_help_and_version_are_asked_of_every_command_in_the_same_way(words: str, capsys: Any) -> None:
-    told = []
-    for ask in ("--help", "-h"):
-        assert main([*words.split(), ask]) == 0
-        told.append(capsys.readouterr().out)
-    assert told[0] == told[1] and max(map(len, told[0].splitlines())) <= 80
-    assert main([*words.split(), "--version"]) == 0 and capsys.readouterr().out.count("\n") == 1
+def test_help_and_version_are_asked_of_every_command_in_the_same_way(words, command):
+    text = command(words, "--help").out
+    assert command(words, "-h").out == command(f"help {words}").out == text
+    assert max(map(len, text.splitlines())) <= 80 and "<bool>" not in text
+    assert command(words, "--version").out.count("\n") == 1
+
+
+def test_help_of_all_commands_is_a_word_too(command):
+    assert command("--help") == command("help") and command("cluster --help") == command("help cluster")
 
 
 @pytest.mark.parametrize("words", MOVED)
-def test_an_old_spelling_is_an_error_of_one_sentence_with_the_new(words: str, capsys: Any) -> None:
-    command, _, option = words.partition(" ")
-    assert main([command, *(["x", option, "y"] if option else [])]) == 2
-    told = capsys.readouterr().err
+def test_an_old_spelling_is_an_error_of_one_sentence_with_the_new(words, command):
+    name, _, option = words.partition(" ")
+    told = command(name, *(["x", option, "y"] if option else []), code=2).err
     assert MOVED[words] in told and told.count("\n") == 1
     assert words not in VERBS and not any(one.startswith(f"{words} ") for one in VERBS)
     for new in re.findall(r"nemo2 ([a-z]+(?: [a-z]+)?)", MOVED[words]):
         assert new in VERBS or new.split()[0] in VERBS, new
 
 
-def test_the_reference_has_a_table_of_the_flags_of_several_commands() -> None:
+def test_the_reference_has_a_table_of_the_flags_of_several_commands():
     from tools.site.commands import shared_flags
 
     _, _, *rows = shared_flags()
@@ -175,12 +164,12 @@ def test_the_reference_has_a_table_of_the_flags_of_several_commands() -> None:
 
 
 @pytest.mark.parametrize("command", SHAPED)
-def test_whatever_looks_at_a_recipe_takes_its_machine_and_its_mode(command: str) -> None:
+def test_whatever_looks_at_a_recipe_takes_its_machine_and_its_mode(command):
     assert {"gpus", "nodes", "devices", "performance"} <= inspect.signature(commands()[command]).parameters.keys()
 
 
 @pytest.mark.parametrize("command", commands())
-def test_each_option_is_read_or_refused_however_the_command_goes_on(command: str) -> None:
+def test_each_option_is_read_or_refused_however_the_command_goes_on(command):
     function = VERBS[command]
     [body] = ast.parse(textwrap.dedent(inspect.getsource(function))).body
     assert isinstance(body, ast.FunctionDef)
@@ -267,21 +256,14 @@ def names_in(statements: list[Any]) -> set[str]:
     return found
 
 
-@pytest.mark.parametrize("line", ["--help", "runs --help", "pretrain --help"])
-def test_a_flag_has_no_type_in_the_help(line: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(line.split()) == 0
-    told = capsys.readouterr().out
-    assert "--help" in told and "<bool>" not in told
-
-
-def test_options_that_are_handed_over_are_read_where_they_are_read() -> None:
+def test_options_that_are_handed_over_are_read_where_they_are_read():
     assert {"run_name", "directory", "accept_changes"} <= names_in(ast.parse("logged(x, options=options)").body)
     assert "nodes" not in names_in(ast.parse("logged(x, options=options)").body)
     fields = {field.name for field in dataclasses.fields(launching.TrainingOptions)}
     assert fields <= names_in(ast.parse("launched(logged(x, options=options), options=options)").body)
 
 
-def test_the_walk_finds_an_option_that_a_way_ignores() -> None:
+def test_the_walk_finds_an_option_that_a_way_ignores():
     def command(a: bool, b: int, c: int) -> None:
         if a:
             print(b)
@@ -297,40 +279,6 @@ def test_the_walk_finds_an_option_that_a_way_ignores() -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "words"),
-    [
-        ("plan llama_tiny --html page.html", "--html is read with --search only"),
-        ("plan llama_tiny --search --tokens 1e9", "--tokens is not read with --search"),
-        ("plan llama_tiny --cost-per-gpu-hour 2", "--cost-per-gpu-hour is read with --tokens only"),
-        ("rehearse llama_tiny --steps 3", "--steps is read with --tiny only"),
-        (
-            "rehearse llama_tiny --tiny --headroom 0.1 --json",
-            "--headroom, --json are not read with --tiny: leave them out",
-        ),
-        ("show llama_tiny --flat --who", "--who is not read with --flat"),
-        ("check --rules --nodes 2", "--nodes is not read with --rules"),
-        ("check llama_tiny --here --gpus H100", "--gpus is not read with --here"),
-        ("show llama_tiny --layout --rank 1 --json", "--json is not read with --rank"),
-        ("generate x --prompt a --top-k 3", "--top-k is read with --temperature only"),
-        ("evaluate x --text a --limit 3", "--limit is read with --tasks only"),
-        ("show llama_tiny --diff llama_tiny --python --json", "--json is not read with --python"),
-        ("pretrain llama_tiny --detach", "a run on this machine ends with its command"),
-        ("pretrain llama_tiny --gpus H100x2", "--gpus H100: the run would start on this machine's CPUs"),
-        ("pretrain llama_tiny trainer.devices=4 --devices 2", "--devices 2 contradicts trainer.devices=4"),
-        ("check llama3_8b --gpus H100x64 --nodes 4 --devices 8", "64 GPUs aren't 4 nodes of 8"),
-        ("check llama3_8b trainer.num_nodes=3 --gpus H100x64", "64 GPUs aren't 3 nodes of 21"),
-        ("check llama3_8b --gpus H100x64 --devices 6", "64 GPUs can't be split into nodes of 6"),
-    ],
-)
-def test_options_that_contradict_or_do_nothing_are_refused(
-    line: str, words: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(line.split()) == 2
-    told = capsys.readouterr()
-    assert words in told.err and told.out == ""
-
-
-@pytest.mark.parametrize(
     ("options", "shape"),
     [
         ("--gpus H100x64", (8, 8)),
@@ -340,24 +288,18 @@ def test_options_that_contradict_or_do_nothing_are_refused(
         ("--nodes 3 --devices 4", (3, 4)),
     ],
 )
-def test_the_machine_of_an_option_is_the_recipes(
-    options: str, shape: tuple[int, int], capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["show", "llama3_8b", *options.split(), "--flat"]) == 0
-    lines = capsys.readouterr().out.splitlines()
+def test_the_machine_of_an_option_is_the_recipes(options, shape, command):
+    lines = command(f"show llama3_8b --flat {options}").out.splitlines()
     assert {f"trainer.num_nodes={shape[0]}", f"trainer.devices={shape[1]}"} <= set(lines)
 
 
-def test_performance_mode_is_within_reach_and_diff_says_what_it_changes(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["show", "llama3_8b", "--diff", "llama3_8b", "--performance", "--json"]) == 0
-    steps = json.loads(capsys.readouterr().out)
+def test_performance_mode_is_within_reach_and_diff_says_what_it_changes(command):
+    steps = command("show llama3_8b --diff llama3_8b --performance --json").json
     assert any(step["path"].startswith("trainer.callbacks") for step in steps)
-    assert main(["check", "llama3_8b", "--performance", "--gpus", "H100"]) == 0
-    assert main(["show", "mistral_7b", "--performance"]) in (0, 2)
-    capsys.readouterr()
+    command("check llama3_8b --performance --gpus H100")
 
 
-def test_json_is_plain_values_that_any_reader_takes(capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_is_plain_values_that_any_reader_takes(capsys):
     adapter.print_json({"a": [float("nan"), 1.5, float("inf")], "b": Path("x"), "c": (1, None, True)})
     text = capsys.readouterr().out
 
@@ -369,55 +311,33 @@ def test_json_is_plain_values_that_any_reader_takes(capsys: pytest.CaptureFixtur
     assert capsys.readouterr().out == '{"a": 1}\n'
 
 
-def test_explain_tells_its_layers_as_json(capsys: pytest.CaptureFixture[str]) -> None:
-    assert (
-        main(["show", "llama3_8b", "--explain", "max_steps", "trainer.max_steps=7", "--gpus", "H100x16", "--json"]) == 0
-    )
-    told = json.loads(capsys.readouterr().out)
+def test_explain_tells_its_layers_as_json(command):
+    told = command("show llama3_8b --explain max_steps trainer.max_steps=7 --gpus H100x16 --json").json
     [setting] = [one for one in told["settings"] if one["path"] == "trainer.max_steps"]
     assert setting["value"] == 7 and setting["layers"][-1]["requested"] and told["ranks"] == 16
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    "words",
     [
-        (["max_steps=100"], "max_steps=100: pretrain has no parameter 'max_steps'. Write trainer.max_steps=100"),
-        (["seq_length=16"], "Write data.seq_length=16"),
-        (["--trainer.max_steps"], "a change needs a value: --trainer.max_steps VALUE, or trainer.max_steps=VALUE"),
-        (["--max-steps", "100"], "no such option. Write trainer.max_steps=100 or optim.lr_scheduler.max_steps=100"),
-        (["--no-such", "1"], "To change a field of the recipe, write its path, for example trainer.max_steps=100"),
-        (["--device", "2"], "did you mean '--devices'"),
+        "llama_tiny --trainer.max_steps 7",
+        "--trainer.max_steps=7 llama_tiny",
+        "--gpus H100x2 llama_tiny --trainer.max_steps=8 trainer.max_steps=7",
+        "--gpus H100x2 llama_tiny trainer.max_steps=8 --trainer.max_steps=7",
     ],
 )
-def test_a_change_in_another_spelling_is_answered_with_the_right_one(
-    arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["pretrain", "llama_tiny", *arguments]) == 2
-    assert words in capsys.readouterr().err
+def test_a_change_may_have_dashes_and_stand_anywhere_and_of_two_the_last_counts(words, command):
+    assert "trainer.max_steps=7" in command(f"show --flat {words}").out.splitlines()
 
 
-def test_a_setting_of_samples_as_an_option_is_answered_with_its_path(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["finetune", "--from", "x", "--data", "y", "--chat-template", "plain"]) == 2
-    assert "Write data.dataset_kwargs.chat_template=plain" in capsys.readouterr().err
-
-
-def test_of_two_changes_the_last_counts_with_and_without_dashes(capsys: pytest.CaptureFixture[str]) -> None:
-    for first, last in (
-        ("--trainer.max_steps=7", "trainer.max_steps=8"),
-        ("trainer.max_steps=7", "--trainer.max_steps=8"),
-    ):
-        assert main(["show", "--gpus", "H100x2", "llama_tiny", first, "--flat", last]) == 0
-        assert "trainer.max_steps=8\n" in capsys.readouterr().out
-
-
-def test_a_change_may_have_dashes_and_stand_anywhere(capsys: pytest.CaptureFixture[str]) -> None:
-    for arguments in (["llama_tiny", "--trainer.max_steps", "7"], ["--trainer.max_steps=7", "llama_tiny", "--flat"]):
-        assert main(["show", *arguments, *["--flat"] * ("--flat" not in arguments)]) == 0
-        assert "trainer.max_steps=7" in capsys.readouterr().out.splitlines()
+def words_of(text: str, shell: str) -> list[str]:
+    """What a shell makes of a text of words."""
+    command = [shell, "-fc" if shell == "zsh" else "-c", f"printf '%s\\n' {text}"]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
 
 
 @pytest.mark.parametrize("shell", [name for name in ("bash", "zsh") if which(name)])
-def test_changes_as_shell_text_are_read_back_by_the_shell(shell: str) -> None:
+def test_printed_changes_survive_the_shell(shell, command):
     changes = [
         "a='{model}--{step:.2f}'",
         "a=it's",
@@ -430,104 +350,71 @@ def test_changes_as_shell_text_are_read_back_by_the_shell(shell: str) -> None:
     ]
     text = in_shell(changes)
     assert text.startswith("\"a='{model}--{step:.2f}'\" ")  # not 'a='"'"'{model}...
-    command = [shell, "-fc" if shell == "zsh" else "-c", f"printf '%s\\n' {text}"]
-    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines() == changes
+    assert words_of(text, shell) == changes
 
+    def shown(*words: str) -> list[str]:
+        lines = command("show llama3_8b --performance --flat", *words).out.splitlines()
+        return [line for line in lines if "_target_" not in line]
 
-@pytest.mark.parametrize("shell", [name for name in ("bash", "zsh") if which(name)])
-def test_a_printed_change_survives_the_shell(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert (
-        main(["show", "llama3_8b", "--performance", "log.name=a name's", "trainer.limit_val_batches=0.5", "--flat"])
-        == 0
-    )
-    printed = [line for line in capsys.readouterr().out.splitlines() if "_target_" not in line]
+    printed = shown("log.name=a name's", "trainer.limit_val_batches=0.5")
     assert any("callbacks[1]." in line for line in printed)
-    command = f"printf '%s\\n' {' '.join(printed)}"
-    done = subprocess.run(
-        [shell, "-fc" if shell == "zsh" else "-c", command], capture_output=True, text=True, check=True
-    )
-    assert done.stdout.splitlines() == [one for line in printed for one in shlex.split(line)]
-    assert main(["show", "llama3_8b", "--performance", *done.stdout.splitlines(), "--flat"]) == 0
-    assert [line for line in capsys.readouterr().out.splitlines() if "_target_" not in line] == printed
+    words = words_of(" ".join(printed), shell)
+    assert words == [one for line in printed for one in shlex.split(line)]
+    assert shown(*words) == printed
 
 
-def test_a_run_is_found_by_its_name(
-    tmp_path: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_is_found_by_its_name(tmp_path, monkeypatch, command):
     monkeypatch.chdir(tmp_path)
-    assert main(["show", "llama_tiny", "trainer.max_steps=7", "--output", "mine.json"]) == 0
+    command("show llama_tiny trainer.max_steps=7 --output mine.json")
     recipe = (tmp_path / "mine.json").read_text()
-    capsys.readouterr()
-    for start in ("2026-01-01_00-00-00", "2026-01-02_00-00-00"):
-        folder = tmp_path / "runs" / "first" / start
-        folder.mkdir(parents=True)
-        (folder / "recipe.json").write_text(recipe)
+    folders = [f"runs/first/2026-01-0{day}_00-00-00" for day in (1, 2)]
+    for folder in (*folders, "jobs/first/first_1"):  # a Slurm job's folder has the recipe too
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / "recipe.json").write_text(recipe)
+    (tmp_path / "jobs/first/first_1/job.sh").touch()
     found = run_called("first")
-    assert found is not None and (newest := last_started(found)) is not None and newest.name == "2026-01-02_00-00-00"
-    job = tmp_path / "jobs" / "first" / "first_1"  # a Slurm job's folder has the recipe too
-    job.mkdir(parents=True)
-    for name in ("recipe.json", "job.sh"):
-        (job / name).write_text(recipe)
-    assert run_called("first") == found
-    (tmp_path / "runs/first/2026-01-02_00-00-00/checkpoints/last").mkdir(parents=True)
-    checkpoint = "runs/first/2026-01-02_00-00-00/checkpoints/last"
+    assert found is not None and found.name == "first" and found.parent.name == "runs"
+    assert (newest := last_started(found)) is not None and newest.name == "2026-01-02_00-00-00"
+    checkpoint = f"{folders[1]}/checkpoints/last"
+    (tmp_path / checkpoint).mkdir(parents=True)
     for name in ("first", "runs/first", "first/2026-01-01_00-00-00", checkpoint):
-        assert main(["show", name, "--flat"]) == 0
-        assert "trainer.max_steps=7" in capsys.readouterr().out
-    assert main(["runs", "report", "first"]) == 2 and "metrics.jsonl" in capsys.readouterr().err
-    assert main(["generate", "second", "--prompt", "a"]) == 2
-    told = capsys.readouterr()
-    assert "second does not exist: give a run's directory, or one of these names: first" in told.err
-    assert told.out == ""  # no prompt without an answer
-    assert main(["generate", "meta-llama/Llama-3.2-1B", "--prompt", "a"]) == 2
-    assert "hf://meta-llama/Llama-3.2-1B" in capsys.readouterr().err
-    assert main(["generate", "runs/frist", "--prompt", "a"]) == 2
-    told = capsys.readouterr().err
-    assert "did you mean runs/first?" in told and told.index("runs/first?") < told.index("hf://")
+        assert "trainer.max_steps=7" in command("show --flat", name).out
+    for line, words in (
+        ("runs report first", ["metrics.jsonl"]),
+        ("generate second --prompt a", ["second does not exist: give a run's directory, or one of these names: first"]),
+        ("generate meta-llama/Llama-3.2-1B --prompt a", ["hf://meta-llama/Llama-3.2-1B"]),
+        ("generate runs/frist --prompt a", ["did you mean runs/first?", "hf://"]),
+        ("pretrain runs/first:lora --dryrun", [":lora"]),
+    ):
+        printed = command(line, code=2)
+        places = [printed.err.index(word) for word in words]
+        assert places == sorted(places) and printed.out == ""  # no prompt without an answer
     (tmp_path / "more" / "first").mkdir(parents=True)
     (tmp_path / "more" / "first" / "recipe.json").write_text(recipe)
-    assert main(["show", "first"]) == 2
-    assert "names runs in several directories: more/first, runs/first" in capsys.readouterr().err
-    assert main(["pretrain", "runs/first:lora", "--dryrun"]) == 2
-    assert ":lora" in capsys.readouterr().err
+    assert "names runs in several directories: more/first, runs/first" in command("show first", code=2).err
 
 
 def test_a_run_that_was_started_in_a_process_of_the_users_own_is_found_and_has_no_recipe(
-    tmp_path: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+    tmp_path, monkeypatch, command
+):
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / "runs" / "direct" / "2026-01-01_00-00-00"
     folder.mkdir(parents=True)
     (folder / "environment.json").write_text("{}")
     (folder / "metrics.jsonl").write_text('{"step": 1, "reduced_train_loss": 2.5}\n')
-    assert main(["runs", "list"]) == 0
-    assert "direct" in capsys.readouterr().out
-    assert main(["runs", "tail", "direct"]) == 0
-    assert "2.5" in capsys.readouterr().out
-    assert main(["show", "direct"]) == 2
-    assert "has no recipe.json, because the run was started in a process of the user's own" in capsys.readouterr().err
+    assert "direct" in command("runs list").out and "2.5" in command("runs tail direct").out
+    words = "has no recipe.json, because the run was started in a process of the user's own"
+    assert words in command("show direct", code=2).err
 
 
-@pytest.mark.parametrize("words", [["--version"], ["version"], ["--debug", "--version"], ["-v", "version"]])
-def test_the_version_is_printed_whatever_it_is_asked_with(capsys, words):
-    from nemo2 import __version__
-
-    assert main(words) == 0
-    said = capsys.readouterr()
-    assert said.out == f"{__version__}\n" and said.err == ""
+@pytest.mark.parametrize("words", ["--version", "version", "--debug --version", "-v version"])
+def test_the_version_is_printed_whatever_it_is_asked_with(command, words):
+    assert command(words) == (f"{nemo2.__version__}\n", "")
 
 
-@pytest.mark.parametrize("command", [[], ["show"], ["cluster"], ["cluster", "add"]])
-def test_help_is_a_word_too(capsys, command):
-    assert main([*command, "--help"]) == 0
-    wanted = capsys.readouterr().out
-    assert main(["help", *command]) == 0 and capsys.readouterr().out == wanted
-
-
-def test_tokens_and_gpus_are_read_as_people_write_them(capsys):
-    assert main(["plan", "llama_tiny", "--gpus", "2xH100", "--tokens", "1B", "--json"]) == 0
-    first = json.loads(capsys.readouterr().out)
-    assert main(["plan", "llama_tiny", "--gpus", "H100x2", "--tokens", "1e9", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == first
-    assert main(["plan", "llama_tiny", "--tokens", "many"]) == 2
-    assert "--tokens many: must be a number of tokens" in capsys.readouterr().err
+def test_tokens_and_gpus_are_read_as_people_write_them(command):
+    first, second = (
+        command(f"plan llama_tiny --json --gpus {gpus} --tokens {tokens}").json
+        for gpus, tokens in (("2xH100", "1B"), ("H100x2", "1e9"))
+    )
+    assert first == second

@@ -6,7 +6,6 @@ import logging
 
 import pytest
 
-from nemo2.cli.app import main
 from nemo2.cli.preview import marked, tokenizer_called
 from nemo2.data.finetuning.sample import Sample
 from nemo2.data.tokenizer import AutoTokenizer, BPETokenizer, ByteTokenizer
@@ -27,29 +26,27 @@ def root(tmp_path):
     return tmp_path
 
 
-def shown(capsys, *arguments):
-    assert main(["data", "preview", *map(str, arguments)]) == 0
-    return capsys.readouterr().out
+@pytest.fixture
+def shown(command):
+    return lambda *arguments: command("data preview", *arguments).out
 
 
-def test_conversations_by_the_tokenizers_template(root, capsys):
-    text = shown(capsys, root / "chats", "--tokenizer", root / "tokenizer", "--samples", 1)
+def test_conversations_by_the_tokenizers_template(root, shown):
+    text = shown(root / "chats", "--tokenizer", root / "tokenizer", "--samples", 1)
     assert text.endswith("<|im_start|>user\nred?<|im_end|>\n<|im_start|>assistant\n⟦blue<|im_end|>⟧\n\n\n")
     assert f"{root}/chats/training.jsonl:1: 16 tokens, 5 trained on" in text or "training.jsonl:1:" in text
 
 
-def test_what_is_left_out_is_shown_in_its_place(root, capsys):
-    text = shown(capsys, root / "chats", "--tokenizer", root / "tokenizer", "--all")
+def test_what_is_left_out_is_shown_in_its_place(root, shown):
+    text = shown(root / "chats", "--tokenizer", root / "tokenizer", "--all")
     assert "training.jsonl:2: no turn of the assistant" in text and "⟦y<|im_end|>⟧" in text
     assert "2 samples of 3 records" in text
 
 
-def test_samples_as_json(root, capsys, monkeypatch):
-    # nemo-run gives the whole process a handler that prints to stdout, where an earlier test has imported its command line.
+def test_samples_as_json(root, command, monkeypatch):
     monkeypatch.setattr(logging.getLogger(), "handlers", [])
     arguments = ["--tokenizer", str(root / "tokenizer"), "--json"]
-    assert main(["data", "preview", str(root / "chats"), *arguments, "--all"]) == 0
-    printed = capsys.readouterr()
+    printed = command("data preview", root / "chats", *arguments, "--all")
     told = json.loads(printed.out)
     first, second = told["samples"]
     assert first["tokens"] == len(first["ids"]) == len(first["trained"])
@@ -58,44 +55,29 @@ def test_samples_as_json(root, capsys, monkeypatch):
     assert told["report"]["records"] == 3 and "training.jsonl:2: no turn" in printed.err
 
 
-def test_files_take_the_changes_that_a_recipe_takes(root, capsys):
+def test_files_take_the_changes_that_a_recipe_takes(root, shown):
     file = root / "sums" / "training.jsonl"
     file.write_text(f"{{\n{file.read_text('utf-8')}", "utf-8")
     changes = ("data.dataset_kwargs.on_bad_line=skip", "data.dataset_kwargs.prompt_template='{input} is {output}'")
-    of_file = shown(capsys, file, *changes, "--samples", 1)
+    of_file = shown(file, *changes, "--samples", 1)
     assert "training.jsonl:2: " in of_file and "1 + 1 = is⟦ 2<eos>⟧" in of_file
     tokenizer = ["--tokenizer", root / "tokenizer", "--samples", 1]
-    of_recipe = shown(capsys, "llama_tiny:lora", "--data", file, *changes, *tokenizer)
-    assert of_recipe == shown(capsys, file, *changes, *tokenizer)
+    of_recipe = shown("llama_tiny:lora", "--data", file, *changes, *tokenizer)
+    assert of_recipe == shown(file, *changes, *tokenizer)
 
 
-def test_files_in_bytes_without_a_tokenizer(root, capsys):
-    assert "1 + 1 =⟦ 2<eos>⟧" in shown(capsys, root / "sums" / "training.jsonl", "--samples", 1)
+def test_files_in_bytes_without_a_tokenizer(root, shown):
+    assert "1 + 1 =⟦ 2<eos>⟧" in shown(root / "sums" / "training.jsonl", "--samples", 1)
 
 
-def test_the_data_of_a_recipe_and_data_by_name(root, capsys):
+def test_the_data_of_a_recipe_and_data_by_name(root, shown):
     sizes = "seq_length=64,global_batch_size=4,micro_batch_size=1"
     by_name = f"FineTuningDataModule(dataset_root={root}/sums,{sizes})"
     packed = f"{by_name[:-1]},packed_sequence_specs=PackedSequenceSpecs(packed_sequence_size=64))"
     tokenizer = ["--tokenizer", root / "tokenizer", "--samples", 1]
-    assert "⟦ 2<|im_end|>⟧" in shown(capsys, by_name, *tokenizer)
-    text = shown(capsys, "llama_tiny", f"data={packed}", *tokenizer, "--all")
+    assert "⟦ 2<|im_end|>⟧" in shown(by_name, *tokenizer)
+    text = shown("llama_tiny", f"data={packed}", *tokenizer, "--all")
     assert "⟦ 2<|im_end|>⟧" in text and "3 samples in 1 row," in text
-
-
-@pytest.mark.parametrize(
-    "arguments, why",
-    [
-        (["llama_tiny"], "its data is a StdlibDataModule, which has no loss masks"),
-        (["squad", "--split", "training"], "--split training: must be one of 'train', 'validation', 'test'"),
-        (["squad", "data.seq_length=4"], "write the settings of a data set in brackets"),
-        (["squad", "--data", "x.jsonl"], "--data x.jsonl: write the settings of a data set in brackets"),
-        (["no_such_recipe"], "There is no recipe 'no_such_recipe'"),
-    ],
-)
-def test_what_has_no_samples(arguments, why, capsys):
-    assert main(["data", "preview", *arguments]) == 2
-    assert why in capsys.readouterr().err
 
 
 def test_colours_mark_the_same_tokens():

@@ -1,13 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """A recipe in YAML on the command line: written by `show --yaml`, edited, and taken wherever a name is."""
 
-import json
 from pathlib import Path
 
 import pytest
 import yaml
 
-from nemo2.cli.app import main
 from nemo2.cli.sources import name_of_run, recipe_tree
 
 
@@ -16,18 +14,16 @@ def _in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def test_what_show_writes_is_the_recipe_with_its_changes(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["show", "llama_tiny", "trainer.max_steps=7", "--yaml"]) == 0
-    Path("run.yaml").write_text(capsys.readouterr().out)
-    assert main(["show", "run.yaml", "optim.config.lr=1e-4", "--json"]) == 0
-    shown = json.loads(capsys.readouterr().out)
+def test_what_show_writes_is_the_recipe_with_its_changes(command):
+    Path("run.yaml").write_text(command("show llama_tiny trainer.max_steps=7 --yaml").out)
+    shown = command("show run.yaml optim.config.lr=1e-4 --json").json
     assert shown["trainer"]["max_steps"] == 7 and shown["optim"]["config"]["lr"] == 1e-4
     expected = recipe_tree("llama_tiny")
     expected.trainer.max_steps = 7
     assert recipe_tree("run.yaml") == expected
 
 
-def test_changes_of_a_recipe_by_name(capsys: pytest.CaptureFixture[str]) -> None:
+def test_changes_of_a_recipe_by_name(command):
     Path("small.yaml").write_text(
         "recipe: llama_tiny\ntrainer:\n  max_steps: 7\nstrategy.tensor_model_parallel_size: 1\n"
     )
@@ -36,12 +32,11 @@ def test_changes_of_a_recipe_by_name(capsys: pytest.CaptureFixture[str]) -> None
     assert name_of_run("small.yaml") == "small"
     Path("small.yaml").write_text("recipe: llama_tiny\nlog:\n  name: mine\n")
     assert name_of_run("small.yaml") is None and recipe_tree("small.yaml").log.name == "mine"
-    assert main(["check", "small.yaml", "trainer.max_steps=5"]) == 0
-    assert main(["pretrain", "small.yaml", "--dryrun", "--name", "other"]) == 0
-    assert "nemo_experiments/other" in capsys.readouterr().err
+    command("check small.yaml trainer.max_steps=5")
+    assert "nemo_experiments/other" in command("pretrain small.yaml --dryrun --name other").err
 
 
-def test_its_mode_and_its_method() -> None:
+def test_its_mode_and_its_method():
     Path("fast.yaml").write_text("recipe: llama3_8b\nperformance: true\n")
     assert recipe_tree("fast.yaml") == recipe_tree("llama3_8b", performance=True)
     Path("dora.yaml").write_text("recipe: llama3_8b:dora\npeft: {dim: 4}\n")
@@ -68,23 +63,17 @@ def test_its_mode_and_its_method() -> None:
         ("recipe: llama_tiny\nmodel: {_target_: os.system}", "show run.yaml", "names os.system"),
         ("_target_: nemo2.llm.api.generate\npath: x", "show run.yaml", "describes a call of generate"),
         ("just: text", "show run.yaml", "a recipe in YAML must be a mapping"),
-        ("", "show missing.yaml", "missing.yaml: there is no such file"),
     ],
 )
-def test_what_is_wrong_with_a_file_is_one_message(
-    text: str, line: str, words: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_wrong_with_a_file_is_one_message(text, line, words, command):
     Path("own.py").write_text("raise SystemExit('imported')")
     Path("run.yaml").write_text(text)
-    assert main(line.split()) == 2
-    told = " ".join(capsys.readouterr().err.split())
+    told = " ".join(command(line, code=2).err.split())
     assert words in told and "Traceback" not in told
 
 
-def test_a_file_with_every_setting_is_not_made_to_order(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["show", "llama_tiny", "--yaml"]) == 0
-    text = capsys.readouterr().out
+def test_a_file_with_every_setting_is_not_made_to_order(command):
+    text = command("show llama_tiny --yaml").out
     Path("run.yml").write_text(text)
     assert "_target_" in yaml.safe_load(text)
-    assert main(["show", "run.yml", "--performance"]) == 2
-    assert "--performance: run.yml already sets every field" in capsys.readouterr().err
+    assert "--performance: run.yml already sets every field" in command("show run.yml --performance", code=2).err

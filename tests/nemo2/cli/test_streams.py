@@ -14,17 +14,17 @@ def shell(line: str) -> "subprocess.CompletedProcess[str]":
 
 
 @pytest.mark.parametrize("command", ["list", "list --json", "--help"])
-def test_a_full_disk_is_told_in_a_sentence(command: str) -> None:
+def test_a_full_disk_is_told_in_a_sentence(command):
     done = shell(f"{COMMAND} {command} > /dev/full")
     assert (done.returncode, done.stderr) == (1, "error: can't write the output: No space left on device.\n")
 
 
-def test_a_reader_that_leaves_is_no_error() -> None:
+def test_a_reader_that_leaves_is_no_error():
     done = shell(f"{COMMAND} list --json | head -c 1; exit ${{PIPESTATUS[0]}}")
     assert (done.returncode, done.stdout, done.stderr) == (0, "[", "")
 
 
-def test_a_command_without_standard_streams_gets_them_and_no_file_takes_their_numbers() -> None:
+def test_a_command_without_standard_streams_gets_them_and_no_file_takes_their_numbers():
     """torchx asks `sys.stdout.closed` where it is imported, and descriptor 1 would be the next file's that is opened."""
     program = "import os, sys; from nemo2.cli.streams import open_missing; open_missing(); "
     program += "print('lost'); assert not sys.stdout.closed; assert os.open('/dev/null', os.O_RDONLY) > 2"
@@ -32,6 +32,6 @@ def test_a_command_without_standard_streams_gets_them_and_no_file_takes_their_nu
     assert shell(f"{COMMAND} list >&-").returncode == 0
 
 
-def test_an_encoding_without_our_characters_gets_question_marks() -> None:
+def test_an_encoding_without_our_characters_gets_question_marks():
     done = shell(f"PYTHONIOENCODING=ascii {COMMAND} show llama3_70b --layout --gpus H100x32")
     assert done.returncode == 0 and "TP 4 (SP) ? PP 4 x VP 5" in done.stdout

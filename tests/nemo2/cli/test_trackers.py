@@ -52,7 +52,7 @@ def names_of(log: Any) -> list[str]:
     ]
 
 
-def test_each_tracker_is_a_logger_of_the_run_with_the_runs_name_as_its_project() -> None:
+def test_each_tracker_is_a_logger_of_the_run_with_the_runs_name_as_its_project():
     log = followed("wandb", "mlflow", "comet:offline", "tensorboard", name="mine")
     assert names_of(log) == ["TensorBoardLogger", "WandbLogger", "MLFlowTracker", "CometTracker"]
     mlflow, comet = log.extra_loggers
@@ -60,13 +60,13 @@ def test_each_tracker_is_a_logger_of_the_run_with_the_runs_name_as_its_project()
     assert comet.offline is True and "offline" not in log.wandb.__arguments__
 
 
-def test_a_change_says_more_of_a_tracker_and_wins() -> None:
+def test_a_change_says_more_of_a_tracker_and_wins():
     log = followed("wandb:offline", changes=("log.wandb.project=theirs", "log.wandb.offline=False"))
     assert (log.wandb.project, log.wandb.offline) == ("theirs", False)
     assert followed("wandb", changes=("log.wandb=None",)).wandb is None
 
 
-def test_a_recipe_that_has_the_tracker_keeps_its_own() -> None:
+def test_a_recipe_that_has_the_tracker_keeps_its_own():
     recipe = llama_tiny.pretrain_recipe()
     recipe.log.extra_loggers = [Config(MLFlowTracker, experiment_name="before")]
     add_trackers(recipe, ["mlflow"])
@@ -74,7 +74,7 @@ def test_a_recipe_that_has_the_tracker_keeps_its_own() -> None:
     assert [one.experiment_name for one in recipe.log.extra_loggers] == ["before"]
 
 
-def test_mlflow_without_a_server_writes_beside_the_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mlflow_without_a_server_writes_beside_the_runs(tmp_path, monkeypatch):
     (logger,) = followed("mlflow", log_dir=str(tmp_path / "runs")).extra_loggers
     assert logger.tracking_uri == f"sqlite:///{tmp_path}/runs/mlflow.db"
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:5000")
@@ -83,13 +83,13 @@ def test_mlflow_without_a_server_writes_beside_the_runs(tmp_path: Path, monkeypa
     assert logger.tracking_uri == f"sqlite:///{tmp_path}/runs/mlflow.db"
 
 
-def test_what_a_tracker_reads_of_the_environment_goes_with_a_run_to_a_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_tracker_reads_of_the_environment_goes_with_a_run_to_a_cluster(monkeypatch):
     monkeypatch.setenv("WANDB_API_KEY", "secret")
     monkeypatch.setenv("COMET_API_KEY", "other")
     assert variables_for(["wandb", "tensorboard"]) == {"WANDB_API_KEY": "secret"}
 
 
-def test_an_unknown_tracker_is_told_the_nearest() -> None:
+def test_an_unknown_tracker_is_told_the_nearest():
     with pytest.raises(
         ConfigError,
         match=r"--tracker wandbb: there is no tracker of this name; did you mean .wandb.*tensorboard, wandb, mlflow, comet",
@@ -118,9 +118,7 @@ def test_an_unknown_tracker_is_told_the_nearest() -> None:
         ("MLFlowTracker", {}, {}, None),
     ],
 )
-def test_a_login_or_staying_offline_is_enough(
-    kind: str, arguments: dict[str, Any], environment: dict[str, str], file: Any, tmp_path: Path, monkeypatch: Any
-) -> None:
+def test_a_login_or_staying_offline_is_enough(kind, arguments, environment, file, tmp_path, monkeypatch):
     needs_one = kind != "MLFlowTracker"
     assert (trackers.missing_login(kind, {}) is not None) == needs_one
     for name, value in environment.items():
@@ -131,13 +129,13 @@ def test_a_login_or_staying_offline_is_enough(
     assert trackers.missing_login(kind, arguments) is None
 
 
-def test_the_key_of_another_host_is_no_login(tmp_path: Path) -> None:
+def test_the_key_of_another_host_is_no_login(tmp_path):
     (tmp_path / ".netrc").write_text("machine github.com login user password x")
     (tmp_path / ".netrc").chmod(0o600)
     assert "wandb login" in (trackers.missing_login("WandbLogger", {}) or "")
 
 
-def test_other_ranks_than_the_first_open_no_store(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_other_ranks_than_the_first_open_no_store(monkeypatch, tmp_path):
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("LOCAL_RANK", "1")
@@ -166,9 +164,7 @@ def opened(self: Any, uri: str) -> None:
         ({"tracking_uri": "http://h:5000"}, "http://h:5000", None),
     ],
 )
-def test_mlflow_writes_beside_the_runs_and_never_into_the_working_directory(
-    given: dict[str, Any], store: str, files: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_mlflow_writes_beside_the_runs_and_never_into_the_working_directory(given, store, files, tmp_path, monkeypatch):
     monkeypatch.setattr(MLFlowTracker, "_open", opened)
     logger = MLFlowTracker(**given)
     runs = tmp_path / "runs"

@@ -14,7 +14,7 @@ llm: Any = import_module("nemo2.llm")
 callbacks: Any = import_module("nemo2.callbacks")
 
 
-def test_module_paths_lead_to_nemo2s_classes() -> None:
+def test_module_paths_lead_to_nemo2s_classes():
     assert nl.pytorch.callbacks.PEFT is llm.peft.PEFT
     assert nl.pytorch.callbacks.ModelCheckpoint is nl.ModelCheckpoint
     assert nl.pytorch.callbacks.model_checkpoint.ModelCheckpoint is nl.ModelCheckpoint
@@ -33,7 +33,7 @@ def test_module_paths_lead_to_nemo2s_classes() -> None:
     assert llm.recipes.run.executor.torchrun(2).env_vars == {"TORCH_NCCL_AVOID_RECORD_STREAMS": "1"}
 
 
-def test_an_unknown_path_is_an_error_with_the_nearest_names() -> None:
+def test_an_unknown_path_is_an_error_with_the_nearest_names():
     with pytest.raises(AttributeError, match=r"nemo\.lightning\.pytorch\.callback: .*'callbacks'"):
         _ = nl.pytorch.callback
     with pytest.raises(AttributeError, match="no name 'pytorchs'"):
@@ -49,7 +49,7 @@ def test_an_unknown_path_is_an_error_with_the_nearest_names() -> None:
         ("LlamaNemotronModel", "Llama31NemotronNano8BConfig"),
     ],
 )  # fmt: skip
-def test_a_model_without_a_config_has_nemos(model: str, config: str) -> None:
+def test_a_model_without_a_config_has_nemos(model, config):
     assert type(getattr(llm, model)().config) is getattr(llm, config)
     node = Config(getattr(llm, model))
     assert node.config.__fn_or_cls__ is getattr(llm, config)
@@ -57,7 +57,7 @@ def test_a_model_without_a_config_has_nemos(model: str, config: str) -> None:
     assert node.config.seq_length == 64  # an edited default is kept
 
 
-def test_a_config_that_nemo_makes_without_sizes_is_refused_where_it_would_be_built() -> None:
+def test_a_config_that_nemo_makes_without_sizes_is_refused_where_it_would_be_built():
     config = llm.GemmaConfig(num_layers=18)
     assert config.kv_channels == 256
     for without_sizes in (config, llm.SSMConfig()):
@@ -65,13 +65,13 @@ def test_a_config_that_nemo_makes_without_sizes_is_refused_where_it_would_be_bui
             without_sizes.configure_model(None)
 
 
-def test_the_tokenizer_of_a_hybrid_can_be_read() -> None:
+def test_the_tokenizer_of_a_hybrid_can_be_read():
     named = llm.NVIDIAMambaHybridConfig8B()
     assert (named.tokenizer_library, named.tokenizer_name) == ("megatron", "GPTSentencePieceTokenizer")
     assert named.mapping_type == "nvidia-hybrid" and llm.BaseMambaConfig370M.mapping_type == "base"
 
 
-def test_an_alias_can_be_read_and_set_on_a_live_config() -> None:
+def test_an_alias_can_be_read_and_set_on_a_live_config():
     config = llm.NemotronConfig(bias_dropout_add_fusion=True)
     assert config.bias_dropout_add_fusion and config.bias_dropout_fusion
     config.bias_dropout_add_fusion = False

@@ -2,7 +2,6 @@
 """Notebooks are translated cell by cell; what is no script is refused."""
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -34,7 +33,7 @@ def notebook(cells: list[tuple[str, str]]) -> str:
     return json.dumps({"cells": listed, "metadata": {"kernelspec": {}}, "nbformat": 4, "nbformat_minor": 5})
 
 
-def test_code_cells_are_translated_together_and_everything_else_stays(tmp_path: Path) -> None:
+def test_code_cells_are_translated_together_and_everything_else_stays(tmp_path):
     (tmp_path / "tutorial.ipynb").write_text(notebook(CELLS))
     arguments = ["translate", str(tmp_path / "tutorial.ipynb"), "-o", str(tmp_path / "new.ipynb")]
     done = CliRunner().invoke(app, arguments)
@@ -57,7 +56,7 @@ def test_code_cells_are_translated_together_and_everything_else_stays(tmp_path: 
 @pytest.mark.parametrize(
     ("name", "text"), [("run.ipynb", "[1]"), ("run.ipynb", "x = 1"), ("run.json", '{"a": 1}'), ("run.txt", "'nemo'")]
 )
-def test_what_is_no_script_is_no_success(name: str, text: str, tmp_path: Path) -> None:
+def test_what_is_no_script_is_no_success(name, text, tmp_path):
     (tmp_path / name).write_text(text)
     done = CliRunner().invoke(app, ["translate", str(tmp_path / name)])
     assert done.exit_code not in (0, 1) or done.exception
@@ -77,7 +76,7 @@ strategy.cross_entropy_fusion_impl = "te"
 """
 
 
-def test_fields_that_a_script_sets_on_the_strategy_are_set_where_they_live() -> None:
+def test_fields_that_a_script_sets_on_the_strategy_are_set_where_they_live():
     done = translated(SETTINGS)
     lines = done.text.splitlines()
     assert lines[3] == 'recipe.model.config.cross_entropy_fusion_impl = "te"'

@@ -143,7 +143,7 @@ def whole(nemo: Any, **changes: Any) -> Any:
     return fdl.Config(nemo.TrainerContext, **(made | changes))
 
 
-def test_the_context_of_a_run_is_a_recipe_and_none_of_its_names_is_imported(theirs, tmp_path) -> None:
+def test_the_context_of_a_run_is_a_recipe_and_none_of_its_names_is_imported(theirs, tmp_path):
     done = recipe_of(written(tmp_path / "context", whole(theirs)))
     assert not [name for name in sys.modules if name.partition(".")[0] == "nemo"]
     recipe: Any = done.recipe
@@ -171,7 +171,7 @@ def test_the_context_of_a_run_is_a_recipe_and_none_of_its_names_is_imported(thei
     assert [(one.path, "0815-pickle" in one.reason) for one in done.left] == [("trainer.callbacks[0]", True)]
 
 
-def test_what_is_not_known_is_told_by_its_path_with_its_value_and_the_reason(theirs, tmp_path) -> None:
+def test_what_is_not_known_is_told_by_its_path_with_its_value_and_the_reason(theirs, tmp_path):
     context = whole(theirs)
     context.model.config.of_another_age = 7
     context.trainer.strategy.store_optimizer_states = True
@@ -190,7 +190,7 @@ def test_what_is_not_known_is_told_by_its_path_with_its_value_and_the_reason(the
     )
 
 
-def test_a_fine_tuned_model_becomes_a_recipe_of_fine_tuning(theirs, tmp_path) -> None:
+def test_a_fine_tuned_model_becomes_a_recipe_of_fine_tuning(theirs, tmp_path):
     context = whole(theirs, extra={"datamodule": fdl.Config(theirs.SquadDataModule, seq_length=512)})
     context.model.model_transform = fdl.Config(theirs.LoRA, dim=8, target_modules=["linear_qkv"])
     recipe: Any = recipe_of(written(tmp_path / "context", context)).recipe
@@ -198,7 +198,7 @@ def test_a_fine_tuned_model_becomes_a_recipe_of_fine_tuning(theirs, tmp_path) ->
     assert (recipe.peft.dim, recipe.peft.target_modules, recipe.data.seq_length) == (8, ["linear_qkv"], 512)
 
 
-def test_the_task_of_a_run_is_read_where_it_is_for_it_has_every_part(theirs, tmp_path) -> None:
+def test_the_task_of_a_run_is_read_where_it_is_for_it_has_every_part(theirs, tmp_path):
     parts = whole(theirs)
     task = fdl.Partial(
         theirs.pretrain, model=parts.model, data=parts.extra["datamodule"], trainer=parts.trainer,
@@ -212,7 +212,7 @@ def test_the_task_of_a_run_is_read_where_it_is_for_it_has_every_part(theirs, tmp
     assert done.recipe.data.global_batch_size == 8
 
 
-def test_the_command_writes_python_or_json_and_lists_what_is_left(theirs, tmp_path) -> None:
+def test_the_command_writes_python_or_json_and_lists_what_is_left(theirs, tmp_path):
     context = written(tmp_path / "context", whole(theirs))
     run = CliRunner()
     done = run.invoke(app, ["translate", str(context), "--output", str(tmp_path / "recipe.py")])
@@ -266,12 +266,12 @@ def _deep(levels: int) -> Any:
     ],
     ids=["holds itself", "a bomb", "deep", "a lost object", "a strange type", "no name", "a number", "no items"],
 )  # fmt: skip
-def test_a_file_made_to_harm_is_refused(theirs, tmp_path, objects, words) -> None:
+def test_a_file_made_to_harm_is_refused(theirs, tmp_path, objects, words):
     with pytest.raises(CheckpointError, match=words):
         recipe_of(_with(theirs, tmp_path, **objects))
 
 
-def test_names_that_would_run_something_run_nothing(theirs, tmp_path, monkeypatch) -> None:
+def test_names_that_would_run_something_run_nothing(theirs, tmp_path, monkeypatch):
     """Whatever stands there: it is told, nothing of it is imported, and what policy forbids doesn't get into the recipe."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "evil.py").write_text("open('RAN', 'w').close()\ndef run(*a, **k): pass\nclass LlamaModel: pass\n")
@@ -292,7 +292,7 @@ def test_names_that_would_run_something_run_nothing(theirs, tmp_path, monkeypatc
     assert not (tmp_path / "RAN").exists()
 
 
-def test_a_link_in_a_context_is_refused_and_a_tokenizer_stays_inside(theirs, tmp_path) -> None:
+def test_a_link_in_a_context_is_refused_and_a_tokenizer_stays_inside(theirs, tmp_path):
     context = whole(theirs)
     context.model.tokenizer.pretrained_model_name = "nemo_tokenizer"
     folder = written(tmp_path / "context", context)

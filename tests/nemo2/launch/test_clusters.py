@@ -1,13 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Profiles of clusters: what they make, what is refused, and the shape on each kind of executor."""
 
-import json
 import stat
 
 import nemo_run
 import pytest
 
-from nemo2.cli.app import main
 from nemo2.errors import ConfigError
 from nemo2.launch import launch
 from nemo2.launch.announce import print_start
@@ -74,34 +72,38 @@ def test_a_projects_profile_wins_over_the_users():
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("fields", "words"),
     [
-        ("[clusters.mine]\npartition = 'x'", "mine. has no kind; known names: local, slurm"),
-        ("[clusters.mine]\nkind = 'slrum'", "mine. kind='slrum'; did you mean 'slurm'"),
-        (
-            "[clusters.mine]\nkind = 'slurm'\npartiton = 'x'",
-            "'partiton' is not a field of kind 'slurm'; did you mean 'partition'",
-        ),
-        ("[clusters.mine]\nkind = 'slurm'\nstarter = 'mpirun'", "starter='mpirun': must be 'torchrun' or 'srun'"),
-        ("[clusters.mine]\nkind = 'slurm'\nnodes = 4", "'nodes' is not a field"),
-        ("[clusters.mine]\nkind = 'slurm'\ntime = '4 hours'", "time='4 hours'"),
-        ("[clusters.mine]\nkind = 'slurm'\ncode = 'all'", "code='all': must be one of"),
-        ("[clusters.mine]\nkind = 'slurm'\nssh = {host='h', user='u'}", "job_dir is missing"),
-        ("[clusters.mine]\nkind = 'slurm'\nssh = 'h'", "must be a table with host and user"),
-        ("[clusters.mine]\nkind = 'dgxcloud'", "DGXCloudExecutor refuses it: .*base_url"),
-        ("[clusters]\nmine = 3", "must be a table"),
-        ("clusters = 3", "must be tables"),
-        ("[clusters.mine]\nkind = ['slurm']", "kind=.*did you mean 'slurm'"),
-        ("[clusters.mine]\nkind = 'slurm'\nenv = 'A=b'", "env='A=b': must be a table"),
-        ("[clusters.'a b']\nkind = 'local'", "is not a valid directory name"),
-        ("[clusters", "can't be read"),
+        ("partition = 'x'", "mine. has no kind; known names: local, slurm"),
+        ("kind = 'slrum'", "mine. kind='slrum'; did you mean 'slurm'"),
+        ("kind = ['slurm']", "kind=.*did you mean 'slurm'"),
+        ("kind = 'slurm'\npartiton = 'x'", "'partiton' is not a field of kind 'slurm'; did you mean 'partition'"),
+        ("kind = 'slurm'\nstarter = 'mpirun'", "starter='mpirun': must be 'torchrun' or 'srun'"),
+        ("kind = 'slurm'\nnodes = 4", "'nodes' is not a field"),
+        ("kind = 'slurm'\ntime = '4 hours'", "time='4 hours'"),
+        ("kind = 'slurm'\ncode = 'all'", "code='all': must be one of"),
+        ("kind = 'slurm'\nssh = {host='h', user='u'}", "job_dir is missing"),
+        ("kind = 'slurm'\nssh = 'h'", "must be a table with host and user"),
+        ("kind = 'slurm'\nenv = 'A=b'", "env='A=b': must be a table"),
+        ("kind = 'dgxcloud'", "DGXCloudExecutor refuses it: .*base_url"),
+        ("kind = 'local'\n[clusters.'a b']\nkind = 'local'", "is not a valid directory name"),
+        ("kind = 'local'\n[clusters", "can't be read"),
     ],
 )
-def test_a_wrong_profile_is_told_with_file_field_and_fix(text, words):
-    write(text)
+def test_a_wrong_profile_is_told_with_file_field_and_fix(fields, words):
+    write(f"[clusters.mine]\n{fields}")
     with pytest.raises(ConfigError, match=words) as caught:
         resolve_executor("mine")
     assert "clusters.toml" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"), [("[clusters]\nmine = 3", "must be a table"), ("clusters = 3", "must be tables")]
+)
+def test_what_is_no_table_of_profiles_is_told(text, words):
+    write(text)
+    with pytest.raises(ConfigError, match=rf"clusters\.toml.*{words}"):
+        resolve_executor("mine")
 
 
 def test_an_unknown_name_gets_the_nearest_and_executors_in_python_stay_possible(home):
@@ -179,100 +181,77 @@ def test_a_kind_that_cant_carry_the_shape_is_refused():
         give_shape(KubeRayExecutor(), devices=2, nodes=2)
 
 
-def test_the_commands_write_list_and_show_profiles(capsys):
-    command = ["cluster", "add", "new", "kind=slurm", "partition=batch", "gpus_per_node=8", "env.A=a b", 'time="30"']
-    command += ["env.MY_TOKEN=canary"]
-    assert main(command) == 0
+def test_the_commands_write_list_and_show_profiles(command):
+    words = ["kind=slurm", "partition=batch", "gpus_per_node=8", "env.A=a b", 'time="30"', "env.MY_TOKEN=canary"]
+    command("cluster add new", *words)
     assert stat.S_IMODE(user_file().stat().st_mode) == 0o600
     executor, _ = resolve_executor("new")
     assert (executor.gpus_per_node, executor.env_vars, executor.time) == (8, {"A": "a b", "MY_TOKEN": "canary"}, "30")
-    assert main(command) == 2 and "already exists in" in capsys.readouterr().err
-    assert main(["cluster", "list"]) == 0 and "new" in capsys.readouterr().out
-    assert main(["cluster", "show", "new"]) == 0
-    shown = capsys.readouterr().out
+    assert "already exists in" in command("cluster add new", *words, code=2).err
+    assert "new" in command("cluster list").out
+    shown = command("cluster show new").out
     assert 'partition = "batch"' in shown and '"A" = "a b"' in shown and "canary" not in shown
-    assert main(["cluster", "list", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == [{"name": "new", "kind": "slurm", "file": str(user_file())}]
-    assert main(["cluster", "show", "new", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
+    assert command("cluster list --json").json == [{"name": "new", "kind": "slurm", "file": str(user_file())}]
+    told = command("cluster show new --json").json
     assert told["values"]["env"] == {"A": "a b", "MY_TOKEN": "***"} and told["executor"] == "nemo_run.SlurmExecutor"
-    assert main(["cluster", "add", "bad", "kind=slurm", "partiton=x"]) == 2
-    assert "did you mean 'partition'" in capsys.readouterr().err and sorted(profiles()) == ["new"]
-    assert main(["cluster", "test", "nwe"]) == 2 and "did you mean 'new'" in capsys.readouterr().err
+    assert "did you mean 'partition'" in command("cluster add bad kind=slurm partiton=x", code=2).err
+    assert [*profiles()] == ["new"]
+    assert "did you mean 'new'" in command("cluster test nwe", code=2).err
 
 
-def test_what_is_added_is_read_back_or_refused_and_the_other_profiles_stay(capsys):
-    assert main(["cluster", "add", "good", "kind=slurm", "env.A=\U0001f600", "env.B=1\nC = 2"]) == 0
+def test_what_is_added_is_read_back_or_refused_and_the_other_profiles_stay(command):
+    command("cluster add good kind=slurm", "env.A=\U0001f600", "env.B=1\nC = 2")
     assert resolve_executor("good")[0].env_vars == {"A": "\U0001f600", "B": "1\nC = 2"}
     for setting in (".a=1", "env..A=1", "env.=1", "kind.a=1", "env.A=[inf]"):
-        assert main(["cluster", "add", "bad", "kind=slurm", setting]) == 2
-        assert "Traceback" not in capsys.readouterr().err and sorted(profiles()) == ["good"]
+        assert "Traceback" not in command("cluster add bad kind=slurm", setting, code=2).err
+        assert [*profiles()] == ["good"]
 
 
 @pytest.mark.parametrize("stops", [False, True])
-def test_a_test_of_a_cluster_is_told_as_json_too(monkeypatch, capsys, stops):
+def test_a_test_of_a_cluster_is_told_as_json_too(monkeypatch, stops, command):
     write(SLURM)
     finding = Finding("clocks differ by 9 s", stops=stops)
     monkeypatch.setattr("nemo2.launch.slurm.probing.test_cluster", lambda *_, **__: iter([finding]))
-    assert main(["cluster", "test", "mine", "--nodes", "3", "--json"]) == int(stops)
     told = {"name": "mine", "nodes": 3, "works": not stops, "findings": [{"message": finding.message, "stops": stops}]}
-    assert json.loads(capsys.readouterr().out) == told
-    assert main(["cluster", "test", "mine"]) == int(stops)
-    assert capsys.readouterr().out.startswith("error: clocks" if stops else "note: clocks")
+    assert command("cluster test mine --nodes 3 --json", code=int(stops)).json == told
+    assert command("cluster test mine", code=int(stops)).out.startswith("error: clocks" if stops else "note: clocks")
 
 
 @pytest.mark.parametrize(("typed", "limit"), [("30", "30"), ("04:00:00", "04:00:00"), ("1-00:00:00", "1-00:00:00")])
-def test_a_time_limit_is_text_however_toml_reads_it(capsys, typed, limit):
-    assert main(["cluster", "add", "typed", "kind=slurm", f"time={typed}"]) == 0
+def test_a_time_limit_is_text_however_toml_reads_it(command, typed, limit):
+    command("cluster add typed kind=slurm", f"time={typed}")
     if "-" not in typed:
         write(f"{user_file().read_text()}[clusters.written]\nkind = 'slurm'\ntime = {typed}\n")
     for name in profiles():
         executor, _ = resolve_executor(name)
         assert executor.time == limit
-        assert main(["cluster", "show", name]) == 0 and "time = " in capsys.readouterr().out
-
-
-def dry_run_on_nodes_of_four(capsys, *options, devices="auto"):
-    """The output of a dry run of llama_tiny on a cluster whose nodes have 4 GPUs."""
-    assert main(["cluster", "add", "four", "kind=slurm", "gpus_per_node=4", "job_dir=/shared/jobs", "gpu=GB200"]) == 0
-    batch = "data.global_batch_size=512"
-    code = main(
-        ["pretrain", "llama_tiny", f"trainer.devices={devices}", batch, "--executor", "four", "--dryrun", *options]
-    )
-    captured = capsys.readouterr()
-    return f"exit {code}\n{captured.out}{captured.err}"
+        assert "time = " in command("cluster show", name).out
 
 
 @pytest.mark.parametrize(
-    ("options", "gpus", "script"),
-    [((), "4 GPUs, four", '"$_python" 1 4 '), (("--gpus", "16"), "16 GPUs on 4 nodes, four", '"$_python" 4 4 ')],
-    ids=["profile", "gpus"],
-)
-def test_what_starts_is_told_with_the_nodes_that_the_profile_has(capsys, options, gpus, script):
-    said = dry_run_on_nodes_of_four(capsys, *options)
-    assert "exit 0" in said and gpus in said and script in said
+    ("options", "code", "words"),
+    [
+        ("trainer.devices=auto", 0, ["4 GPUs, four", '"$_python" 1 4 ']),
+        ("trainer.devices=auto --gpus 16", 0, ["16 GPUs on 4 nodes, four", '"$_python" 4 4 ']),
+        ("trainer.devices=auto --gpus GB200x16", 0, ["16 GPUs on 4 nodes, four"]),
+        ("trainer.devices=auto --gpus A100x16", 2, ["--gpus A100: the nodes of 'four' have GB200 GPUs (gpu in its profile)"]),
+        ("trainer.devices=8", 2, ["trainer.devices=8: the executor requests only 4 GPUs per node",
+                                  "Use 2 nodes of 4, or nodes of at most 4"]),
+        ("trainer.devices=6", 2, ["trainer.devices=6: the executor requests only 4 GPUs per node",
+                                  "Use nodes of at most 4"]),
+    ],
+)  # fmt: skip
+def test_a_run_starts_on_the_nodes_that_the_profile_has_or_is_refused(command, options, code, words):
+    command("cluster add four kind=slurm gpus_per_node=4 job_dir=/shared/jobs gpu=GB200")
+    line = "pretrain llama_tiny data.global_batch_size=512 --executor four --dryrun"
+    told = "\n".join(command(f"{line} {options}", code=code))
+    assert all(word in told for word in words), told
 
 
-@pytest.mark.parametrize(
-    ("devices", "fix"), [("8", "Use 2 nodes of 4, or nodes of at most 4"), ("6", "Use nodes of at most 4")]
-)
-def test_more_ranks_than_the_profiles_nodes_have_gpus_are_refused(capsys, devices, fix):
-    said = dry_run_on_nodes_of_four(capsys, devices=devices)
-    assert "exit 2" in said and f"trainer.devices={devices}: the executor requests only 4 GPUs per node" in said
-    assert fix in said
-
-
-@pytest.mark.parametrize(("gpus", "code"), [("A100x16", 2), ("GB200x16", 0), ("16", 0)])
-def test_gpus_other_than_the_profiles_are_refused(capsys, gpus, code):
-    said = dry_run_on_nodes_of_four(capsys, "--gpus", gpus)
-    assert f"exit {code}" in said
-    assert ("--gpus A100: the nodes of 'four' have GB200 GPUs (gpu in its profile)" in said) == bool(code)
-
-
-def test_what_starts_is_told_with_the_profiles_gpus_and_its_place_for_runs(capsys):
+def test_what_starts_is_told_with_the_profiles_gpus_and_its_place_for_runs(capsys, command):
     from nemo2.recipes import llama3_8b
 
-    assert main(["cluster", "add", "new", "kind=slurm", "gpu=H100", "runs=/shared/runs"]) == 0
+    command("cluster add new kind=slurm gpu=H100 runs=/shared/runs")
     recipe = llama3_8b.pretrain_recipe(num_nodes=2)
     _, settings, machine = place_of("new", None)
     print_start(recipe, "llama3_8b", "new", machine, settings)

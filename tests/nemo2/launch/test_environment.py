@@ -2,7 +2,6 @@
 """Launch-time variables: a table over GPU generation, layout and FSDP; what contradicts them is said."""
 
 import re
-from typing import Any, Optional
 
 import pytest
 
@@ -31,9 +30,7 @@ HOPPER, BLACKWELL, AMPERE = (9, 0), (10, 0), (8, 0)
         (BLACKWELL, {"fsdp": True}, None),
     ],
 )
-def test_the_number_of_queues_follows_from_gpu_and_layout(
-    capability: tuple[int, int], sizes: dict[str, Any], value: Optional[str]
-) -> None:
+def test_the_number_of_queues_follows_from_gpu_and_layout(capability, sizes, value):
     variable = launch_variables(Ranks(capability, **sizes)).get(CONNECTIONS)
     assert (variable.value if variable else None) == value
 
@@ -50,9 +47,7 @@ def test_the_number_of_queues_follows_from_gpu_and_layout(
         (HOPPER, {}, "8", None),
     ],
 )
-def test_a_contradicting_environment_is_told(
-    capability: tuple[int, int], sizes: dict[str, Any], given: str, words: Optional[str]
-) -> None:
+def test_a_contradicting_environment_is_told(capability, sizes, given, words):
     said = objections(Ranks(capability, **sizes), {CONNECTIONS: given})
     if words is None:
         assert said == []
@@ -61,14 +56,14 @@ def test_a_contradicting_environment_is_told(
         assert re.search(words, sentence), sentence
 
 
-def test_registered_buffers_and_expandable_segments_exclude_each_other() -> None:
+def test_registered_buffers_and_expandable_segments_exclude_each_other():
     ranks = Ranks(HOPPER, registered_buffers=True)
     assert {"NCCL_NVLS_ENABLE", "NCCL_CTA_POLICY"} <= launch_variables(ranks).keys()
     [sentence] = objections(ranks, {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True,max_split_size_mb:64"})
     assert "nccl_ub" in sentence
 
 
-def test_experts_that_drop_no_tokens_get_memory_that_grows() -> None:
+def test_experts_that_drop_no_tokens_get_memory_that_grows():
     allocator, register = "PYTORCH_CUDA_ALLOC_CONF", "NCCL_GRAPH_REGISTER"
     found = launch_variables(Ranks(HOPPER, varying_sizes=True))
     assert found[allocator].value == "expandable_segments:True"
@@ -84,7 +79,7 @@ def test_experts_that_drop_no_tokens_get_memory_that_grows() -> None:
     assert f"{register}=1 in the environment contradicts" in sentence
 
 
-def test_norms_leave_room_where_communication_runs_beside_them() -> None:
+def test_norms_leave_room_where_communication_runs_beside_them():
     assert launch_variables(Ranks(HOPPER, world_size=1)) == {}
     found = launch_variables(Ranks(HOPPER, world_size=8, overlapped=True))
     margins = {name: variable.value for name, variable in found.items() if "MARGIN" in name}
@@ -92,7 +87,7 @@ def test_norms_leave_room_where_communication_runs_beside_them() -> None:
     assert found["TORCH_NCCL_HIGH_PRIORITY"].value == "1"
 
 
-def test_a_recipe_tells_what_they_follow_from() -> None:
+def test_a_recipe_tells_what_they_follow_from():
     recipe = llama_tiny.pretrain_recipe()
     recipe.strategy.tensor_model_parallel_size = 2
     recipe.strategy.ddp_config.overlap_grad_sync = True
@@ -101,7 +96,7 @@ def test_a_recipe_tells_what_they_follow_from() -> None:
     assert ranks == Ranks(HOPPER, tensor_parallel=2, world_size=8, overlapped=True, registered_buffers=True)
 
 
-def test_a_recipe_of_experts_tells_whether_they_drop_tokens() -> None:
+def test_a_recipe_of_experts_tells_whether_they_drop_tokens():
     from nemo2 import llm
 
     recipe = llm.mixtral_8x7b.pretrain_recipe()
@@ -111,7 +106,7 @@ def test_a_recipe_of_experts_tells_whether_they_drop_tokens() -> None:
     assert ranks_of(recipe, capability=HOPPER, devices=8, nodes=8)[-2:] == (False, True)
 
 
-def test_torchs_sharding_has_its_variables_too() -> None:
+def test_torchs_sharding_has_its_variables_too():
     import nemo2 as nl
     from nemo2.config import Config
 
@@ -129,9 +124,7 @@ def test_torchs_sharding_has_its_variables_too() -> None:
     assert ranks_of(recipe, capability=HOPPER, devices=8, nodes=1) is None
 
 
-def test_the_launcher_sets_them_in_the_ranks_environment_and_a_dry_run_says_why(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_launcher_sets_them_in_the_ranks_environment_and_a_dry_run_says_why(monkeypatch, tmp_path, capsys):
     from nemo2.launch import launch
 
     monkeypatch.setenv("NEMORUN_HOME", str(tmp_path))
@@ -155,9 +148,7 @@ def test_the_launcher_sets_them_in_the_ranks_environment_and_a_dry_run_says_why(
 
 
 @pytest.mark.parametrize("in_profile", [False, True])
-def test_a_variable_of_this_launch_is_judged_as_one_of_the_profile(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Any, capsys: pytest.CaptureFixture[str], in_profile: bool
-) -> None:
+def test_a_variable_of_this_launch_is_judged_as_one_of_the_profile(monkeypatch, tmp_path, capsys, in_profile):
     import nemo_run
 
     from nemo2.launch import launch
@@ -176,9 +167,7 @@ def test_a_variable_of_this_launch_is_judged_as_one_of_the_profile(
     assert f"export {CONNECTIONS}=4" in shown.out and f"{CONNECTIONS}=4: from the environment" in shown.out
 
 
-def test_a_machine_without_gpus_gets_none(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_machine_without_gpus_gets_none(monkeypatch, tmp_path, capsys):
     from nemo2.launch import launch
 
     monkeypatch.setenv("NEMORUN_HOME", str(tmp_path))

@@ -9,7 +9,6 @@ from pathlib import Path
 import nemo_run
 import pytest
 
-from nemo2.cli.app import main
 from nemo2.cli.nemo_run import refuse_untrusted_workspace
 from nemo2.errors import SecurityError
 from nemo2.launch import trusted_files
@@ -115,13 +114,12 @@ def link_of_a_stranger(file: Path) -> None:
     os.chown(file, STRANGER, STRANGER, follow_symlinks=False)
 
 
-def test_a_strangers_profile_stops_the_command_with_the_file_and_the_way_out(home, capsys):
+def test_a_strangers_profile_stops_the_command_with_the_file_and_the_way_out(home, command):
     file = in_the_project(home)
-    assert main(["cluster", "show", "mine"]) == 0 and "setup_lines" in capsys.readouterr().out
+    assert "setup_lines" in command("cluster show mine").out
     os.chown(file, STRANGER, STRANGER)
-    code = main(["cluster", "show", "mine"])
-    said = capsys.readouterr()
-    assert code != 0 and "setup_lines = " not in said.out
+    said = command("cluster show mine", code=2)
+    assert "setup_lines = " not in said.out
     assert str(file) in said.err and str(STRANGER) in said.err and "a copy of your own" in said.err
 
 

@@ -61,9 +61,7 @@ def of_another_tokenizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pat
         ),
     ],
 )
-def test_prompts_that_no_model_goes_on_from_are_refused_before_it_is_loaded(
-    checkpoint: Path, prompts: list[str], words: str
-) -> None:
+def test_prompts_that_no_model_goes_on_from_are_refused_before_it_is_loaded(checkpoint, prompts, words):
     with pytest.raises(ConfigError, match=words) as caught:
         llm.generate(str(checkpoint), prompts=prompts)
     assert "\n" not in str(caught.value)
@@ -100,7 +98,7 @@ def restored(place: Path) -> None:
 
 
 @pytest.mark.parametrize("use", USES)
-def test_a_tokenizer_that_is_not_the_models_is_refused(of_another_tokenizer: Path, tmp_path: Path, use: str) -> None:
+def test_a_tokenizer_that_is_not_the_models_is_refused(of_another_tokenizer, tmp_path, use):
     (tmp_path / "text.txt").write_text("ab")
     words = (
         r"AutoTokenizer\('someone/tokenizer'\) is not the tokenizer that the model of .* was trained with .*vocabulary "
@@ -110,7 +108,7 @@ def test_a_tokenizer_that_is_not_the_models_is_refused(of_another_tokenizer: Pat
     assert "\n" not in str(caught.value)
 
 
-def test_files_of_a_tokenizer_that_were_changed_are_told_by_their_hash(checkpoint: Path, tmp_path: Path) -> None:
+def test_files_of_a_tokenizer_that_were_changed_are_told_by_their_hash(checkpoint, tmp_path):
     file = checkpoint / "context" / "tokenizer" / "tokenizer.json"
     told = json.loads(file.read_text())
     told["model"]["merges"].reverse()
@@ -119,14 +117,14 @@ def test_files_of_a_tokenizer_that_were_changed_are_told_by_their_hash(checkpoin
         llm.generate(str(checkpoint), prompts=["ab"])
 
 
-def test_a_token_that_the_tokenizer_does_not_have_is_refused(tmp_path: Path) -> None:
+def test_a_token_that_the_tokenizer_does_not_have_is_refused(tmp_path):
     from nemo2.models.generate import read_prompts
 
     with pytest.raises(ConfigError, match="The prompt has the token id 99999, but the tokenizer's ids range from 0 to"):
         read_prompts(small_chats.make_tokenizer(tmp_path), [[1, 99999]])
 
 
-def test_what_is_there_to_write_to_and_to_read_is_looked_at_first(checkpoint: Path, tmp_path: Path) -> None:
+def test_what_is_there_to_write_to_and_to_read_is_looked_at_first(checkpoint, tmp_path):
     with pytest.raises(ConfigError, match="is a directory"):
         llm.generate(str(checkpoint), prompts=["ab"], output_path=str(tmp_path))
     for name, text in {"none": None, "empty": "", "broken": "{", "null": '{"input": null}'}.items():
@@ -140,7 +138,7 @@ def test_what_is_there_to_write_to_and_to_read_is_looked_at_first(checkpoint: Pa
         llm.evaluate(str(checkpoint), ["mine"], task_folder=str(tmp_path / "none"))
 
 
-def test_a_server_is_not_asked_for_more_than_the_model_reads(checkpoint: Path) -> None:
+def test_a_server_is_not_asked_for_more_than_the_model_reads(checkpoint):
     from nemo2.llm.engines import ServingOptions
     from nemo2.llm.serving import plan_serving
 

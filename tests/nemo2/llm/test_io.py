@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """NeMo's ``nl.io``."""
 
-from typing import Any
-
 import fiddle as fdl
 import pytest
 from torch import nn
@@ -10,6 +8,7 @@ from torch import nn
 import nemo2 as nl
 from nemo2.config.tree import as_config
 from nemo2.errors import CheckpointError, ConfigError
+from support import small_runs
 
 
 class Mine(nn.Module, nl.io.IOMixin):
@@ -24,7 +23,7 @@ class Plain:
         self.size = size
 
 
-def test_a_class_of_a_users_own_remembers_its_arguments_and_is_made_again() -> None:
+def test_a_class_of_a_users_own_remembers_its_arguments_and_is_made_again():
     mine = Mine(3, name="b")
     again = nl.io.reinit(mine)
     assert again is not mine and (again.layer.in_features, again.name) == (3, "b")
@@ -35,7 +34,7 @@ def test_a_class_of_a_users_own_remembers_its_arguments_and_is_made_again() -> N
         nl.io.reinit(Plain(2))
 
 
-def test_track_io_does_it_for_a_class_that_is_there() -> None:
+def test_track_io_does_it_for_a_class_that_is_there():
     class Other:
         def __init__(self, size: int) -> None:
             self.size = size
@@ -47,14 +46,10 @@ def test_track_io_does_it_for_a_class_that_is_there() -> None:
 
 
 def write(folder: str) -> None:
-    from nemo2.checkpoint.model_checkpoint import ModelCheckpoint
-    from support import small_runs
-
-    keep = ModelCheckpoint(dirpath=folder, filename="{step}", verbose=False)
-    small_runs.fit(small_runs.build_llama(), max_steps=1, callbacks=[keep])
+    small_runs.fit(small_runs.build_llama(), max_steps=1, callbacks=[small_runs.keep(folder)])
 
 
-def test_a_checkpoint_tells_of_its_run(run_on_ranks: Any, tmp_path: Any) -> None:
+def test_a_checkpoint_tells_of_its_run(run_on_ranks, tmp_path):
     run_on_ranks(write, 1, str(tmp_path))
     [checkpoint] = [path for path in tmp_path.iterdir() if path.is_dir()]
     for place in (tmp_path, checkpoint, checkpoint / "context"):

@@ -15,7 +15,7 @@ def answer(prompt: str, text: str, *, finished: bool = True) -> Generation:
     return Generation(prompt=prompt, text=text, token_ids=[1, 2], finished=finished, log_probs=[-1.0, -3.0])
 
 
-def test_each_text_stands_under_its_checkpoint_and_markup_in_it_is_text() -> None:
+def test_each_text_stands_under_its_checkpoint_and_markup_in_it_is_text():
     answers = {
         "first": [answer("<b>", "one & two"), answer("p", "same")],
         "second": [answer("<b>", "<script>"), answer("p", "same", finished=False)],
@@ -46,7 +46,7 @@ def written(directory: str) -> dict[str, Any]:
     return {"codes": (code, refused), "texts": texts, "page": Path(f"{directory}/page.html").read_text()}
 
 
-def test_the_command_asks_each_checkpoint(run_on_ranks: Any, tmp_path: Path) -> None:
+def test_the_command_asks_each_checkpoint(run_on_ranks, tmp_path):
     from html import escape
 
     [found] = run_on_ranks(written, 1, str(tmp_path), timeout=180)

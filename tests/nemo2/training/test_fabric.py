@@ -68,7 +68,7 @@ LAYOUTS = {
 
 
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
-def test_a_loop_of_ones_own_trains_as_the_trainer_does(run_on_ranks, layout) -> None:
+def test_a_loop_of_ones_own_trains_as_the_trainer_does(run_on_ranks, layout):
     expected = run_on_ranks(partial(by_trainer, **layout), 2)
     found = run_on_ranks(partial(by_fabric, **layout), 2)
     for mine, theirs in zip(found, expected, strict=True):
@@ -100,7 +100,7 @@ def saved_and_continued(path: str) -> list[list[float]]:
     return [first["losses"] + again["losses"], [seen], [float(loaded.validation_step(batch))]]
 
 
-def test_a_checkpoint_continues_bit_by_bit_and_a_model_is_read_from_it(run_on_ranks, tmp_path) -> None:
+def test_a_checkpoint_continues_bit_by_bit_and_a_model_is_read_from_it(run_on_ranks, tmp_path):
     expected = run_on_ranks(partial(by_trainer, tensor_model_parallel_size=2), 2)[0]["losses"]
     losses, seen, loaded = run_on_ranks(saved_and_continued, 2, str(tmp_path / "step=2"))[0]
     assert losses == expected
@@ -148,13 +148,13 @@ def rates_of_two_loops(path: str) -> tuple[list[float], list[float], int]:
     return whole, before + after, count
 
 
-def test_a_schedule_goes_on_with_its_optimizer_and_objects_load_their_state(run_on_ranks, tmp_path) -> None:
+def test_a_schedule_goes_on_with_its_optimizer_and_objects_load_their_state(run_on_ranks, tmp_path):
     [(whole, parts, count)] = run_on_ranks(rates_of_two_loops, 1, str(tmp_path / "step=2"))
     assert parts == whole and len(set(whole)) == 6
     assert count == 2
 
 
-def test_a_trainer_becomes_a_fabric_of_the_same_layout_and_precision() -> None:
+def test_a_trainer_becomes_a_fabric_of_the_same_layout_and_precision():
     trainer = nl.Trainer(
         devices=1,
         strategy=nl.MegatronStrategy(sequence_parallel=False),
@@ -170,7 +170,7 @@ def test_a_trainer_becomes_a_fabric_of_the_same_layout_and_precision() -> None:
         nl.Trainer(devices=1, strategy=nl.FSDP2Strategy()).to_fabric()
 
 
-def test_a_strategy_and_a_precision_become_those_of_a_fabric() -> None:
+def test_a_strategy_and_a_precision_become_those_of_a_fabric():
     strategy = to_fabric(nl.MegatronStrategy(tensor_model_parallel_size=2, sequence_parallel=True))
     assert isinstance(strategy, nl.FabricMegatronStrategy)
     assert (strategy.tensor_model_parallel_size, strategy.sequence_parallel) == (2, True)
@@ -187,11 +187,11 @@ def groups_alone() -> bool:
     return parallel_state.model_parallel_is_initialized()
 
 
-def test_a_strategy_sets_its_groups_up_before_there_is_a_model(run_on_ranks) -> None:
+def test_a_strategy_sets_its_groups_up_before_there_is_a_model(run_on_ranks):
     assert run_on_ranks(groups_alone, 1) == [True]
 
 
-def test_what_a_loop_need_not_do_is_said() -> None:
+def test_what_a_loop_need_not_do_is_said():
     fabric = nl.Fabric(devices=1, strategy=nl.FabricMegatronStrategy())
     with pytest.raises(ConfigError, match="has already run the backward pass"):
         fabric.backward(torch.zeros(()))

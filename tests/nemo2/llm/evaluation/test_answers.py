@@ -2,7 +2,6 @@
 """Answers of a model that survive an interruption: none is asked for twice, and none is lost or mixed up."""
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -32,7 +31,7 @@ class Model:
         return [len(request) for request in requests]
 
 
-def test_an_interrupted_evaluation_asks_only_for_what_is_left(tmp_path: Path) -> None:
+def test_an_interrupted_evaluation_asks_only_for_what_is_left(tmp_path):
     file, first, second = tmp_path / "deep" / "answers.jsonl", Model(calls=1), Model()
     with pytest.raises(KeyboardInterrupt):
         Answers(file).to("texts", REQUESTS, first)
@@ -48,7 +47,7 @@ def test_an_interrupted_evaluation_asks_only_for_what_is_left(tmp_path: Path) ->
     assert not file.exists()
 
 
-def test_the_same_words_of_another_kind_are_another_request_and_repeated_ones_are_asked_once() -> None:
+def test_the_same_words_of_another_kind_are_another_request_and_repeated_ones_are_asked_once():
     model, told = Model(), []
     answers = Answers(on_progress=lambda: told.append(1))
     assert answers.to("texts", ["a", "bb", "a"], model) == [1, 2, 1]

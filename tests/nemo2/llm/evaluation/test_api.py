@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A run's checkpoint measured on text files, from Python and from the command line."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -18,19 +17,12 @@ def measured(directory: str) -> dict[str, Any]:
     import io
 
     from nemo2 import llm
-    from nemo2.checkpoint.model_checkpoint import ModelCheckpoint
     from nemo2.cli import main
-    from nemo2.data.mock import MockDataModule
-    from nemo2.data.tokenizer import ByteTokenizer
 
-    small_runs.quiet()
-    data = MockDataModule(
-        seq_length=small_runs.SEQ, tokenizer=ByteTokenizer(), micro_batch_size=2, global_batch_size=8, num_workers=0
-    )
+    data = small_runs.random_bytes()
     model = small_runs.build_llama(vocab_size=None)
     model.tokenizer = data.tokenizer
-    keep = ModelCheckpoint(dirpath=f"{directory}/checkpoints", filename="{step}", verbose=False)
-    small_runs.fit(model, data, max_steps=1, callbacks=[keep])
+    small_runs.fit(model, data, max_steps=1, callbacks=[small_runs.keep(f"{directory}/checkpoints")])
     small_runs.release()
     files = [f"{directory}/{name}" for name in TEXTS]
     found = llm.perplexity(directory, files)
@@ -45,7 +37,7 @@ def measured(directory: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def test_texts_are_measured_by_bytes(run_on_ranks: Any, tmp_path: Path) -> None:
+def test_texts_are_measured_by_bytes(run_on_ranks, tmp_path):
     for name, text in TEXTS.items():
         (tmp_path / name).write_text(text)
     (found,) = run_on_ranks(measured, 1, str(tmp_path), timeout=180)
@@ -60,10 +52,7 @@ def test_texts_are_measured_by_bytes(run_on_ranks: Any, tmp_path: Path) -> None:
     assert together.split()[:2] == ["all", str(sum(len(text.encode()) for text in TEXTS.values()))]
 
 
-def test_the_command_tells_figures_of_texts_and_tasks_as_json(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    from nemo2.cli import main
+def test_the_command_tells_figures_of_texts_and_tasks_as_json(tmp_path, monkeypatch, command):
     from nemo2.llm.evaluation.perplexity import Perplexity
 
     monkeypatch.chdir(tmp_path)
@@ -73,16 +62,14 @@ def test_the_command_tells_figures_of_texts_and_tasks_as_json(
     monkeypatch.setattr("nemo2.llm.evaluation.api.perplexity", lambda *_, **__: figures)
     monkeypatch.setattr("nemo2.llm.evaluation.api.evaluate", lambda *_, **__: results)
     monkeypatch.setattr("nemo2.llm.evaluation.harness.require_lm_eval", lambda: None)
-    assert main(["evaluate", str(tmp_path), "--text", "a.txt", "--tasks", "arc", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
+    told = command("evaluate", tmp_path, "--text", "a.txt", "--tasks", "arc", "--json").json
     assert told["tasks"] == results["results"]
     assert (told["texts"]["a.txt"]["num_bytes"], told["texts"]["a.txt"]["loss"]) == (16, 2.0)
-    assert main(["evaluate", str(tmp_path), "--text", "a.txt", "--tasks", "arc"]) == 0
-    lines = capsys.readouterr().out.splitlines()
+    lines = command("evaluate", tmp_path, "--text", "a.txt", "--tasks", "arc").out.splitlines()
     assert lines[1].split()[:4] == ["a.txt", "16", "4", "2.0000"] and lines[-1].split() == ["arc", "acc", "0.5000"]
 
 
-def test_files_that_are_no_texts_are_refused_before_a_model_is_loaded(tmp_path: Path) -> None:
+def test_files_that_are_no_texts_are_refused_before_a_model_is_loaded(tmp_path):
     from nemo2 import llm
 
     (tmp_path / "picture.png").write_bytes(b"\x89PNG\xff")
@@ -98,7 +85,7 @@ def test_files_that_are_no_texts_are_refused_before_a_model_is_loaded(tmp_path: 
         llm.perplexity("nowhere", [])
 
 
-def test_tasks_without_lm_eval_say_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tasks_without_lm_eval_say_how_to_get_it(monkeypatch):
     import importlib.util
 
     from nemo2 import llm

@@ -7,13 +7,13 @@ from nemo2.llm.evaluation.figures import names_of, of_texts
 from nemo2.llm.evaluation.perplexity import Perplexity
 
 
-def test_names_are_as_long_as_it_takes_to_tell_them_apart() -> None:
+def test_names_are_as_long_as_it_takes_to_tell_them_apart():
     assert names_of([Path("/runs/a/checkpoints/step=2"), Path("/runs/b/checkpoints/step=4")]) == ["step=2", "step=4"]
     assert names_of([Path("/runs/a/last"), Path("/runs/b/last")]) == ["a/last", "b/last"]
     assert len(set(names_of([Path("/runs/a"), Path("/runs/a")]))) == 2
 
 
-def test_files_of_one_name_have_scores_of_their_own() -> None:
+def test_files_of_one_name_have_scores_of_their_own():
     texts = {
         f"/data/{lang}/test.txt": Perplexity(nats=nats, num_tokens=2, num_bytes=8)
         for lang, nats in (("de", 4.0), ("fr", 6.0))

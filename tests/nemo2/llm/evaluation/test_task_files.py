@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A stranger's folder of lm-eval tasks runs nothing, unless its user says so."""
 
-from pathlib import Path
-
 import pytest
 
 from nemo2.errors import SecurityError
@@ -20,7 +18,7 @@ metric_list: [{metric: acc}]
 """
 
 
-def test_a_folder_of_plain_tasks_goes_through(tmp_path: Path) -> None:
+def test_a_folder_of_plain_tasks_goes_through(tmp_path):
     (tmp_path / "sub").mkdir()
     (tmp_path / "_base.yaml").write_text(PLAIN)
     (tmp_path / "sub" / "mine.yaml").write_text("include: ../_base.yaml\ntask: other\n")
@@ -48,7 +46,7 @@ def test_a_folder_of_plain_tasks_goes_through(tmp_path: Path) -> None:
         ("metadata: [" + "[" * 500 + "]" * 500 + "]", "levels deep"),
     ],
 )
-def test_what_would_run_code_is_refused_with_its_file_named(tmp_path: Path, line: str, what: str) -> None:
+def test_what_would_run_code_is_refused_with_its_file_named(tmp_path, line, what):
     (tmp_path / "evil.py").write_text(f"open({str(tmp_path / 'mark')!r}, 'w')\nrun = Task = print\n")
     field = line.partition(":")[0]
     kept = [one for one in PLAIN.splitlines() if one.partition(":")[0] != field]
@@ -60,7 +58,7 @@ def test_what_would_run_code_is_refused_with_its_file_named(tmp_path: Path, line
     assert not (tmp_path / "mark").exists()
 
 
-def test_a_data_folder_with_a_script_is_refused(tmp_path: Path) -> None:
+def test_a_data_folder_with_a_script_is_refused(tmp_path):
     (tmp_path / "rows").mkdir()
     (tmp_path / "rows" / "rows.py").write_text("")
     (tmp_path / "mine.yaml").write_text(PLAIN.replace("dataset_path: json", f"dataset_path: {tmp_path / 'rows'}"))

@@ -53,18 +53,32 @@ SPLITS = {
 }
 
 
-def groups_in_fact(cases: dict[str, tuple[Layout, int, bool]]) -> dict[str, dict[str, list[tuple[int, ...]]]]:
-    """Every group that Megatron-Core asks torch for, as rank 0 of a world that isn't there."""
+def become(*, rank: int, world: int) -> None:
+    """A rank of a world that isn't there."""
     import torch.distributed as dist
-    from megatron.core import parallel_state
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     from nemo2.base.backend import get_backend
 
     get_backend().install()
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world)
+
+
+def leave() -> None:
+    import torch.distributed as dist
+    from megatron.core import parallel_state
+
+    parallel_state.destroy_model_parallel()
+    dist.destroy_process_group()
+
+
+def groups_in_fact(cases: dict[str, tuple[Layout, int, bool]]) -> dict[str, dict[str, list[tuple[int, ...]]]]:
+    """Every group that Megatron-Core asks torch for, as rank 0 of a world that isn't there."""
+    from megatron.core import parallel_state
+
     found = {}
     for name, (layout, world, tp_pp_dp) in cases.items():
-        dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=world)
+        become(rank=0, world=world)
         made: dict[str, list[tuple[int, ...]]] = {}
         original = parallel_state.create_group
 
@@ -96,27 +110,21 @@ def groups_in_fact(cases: dict[str, tuple[Layout, int, bool]]) -> dict[str, dict
         finally:
             parallel_state.create_group = original
         found[name] = made
-        parallel_state.destroy_model_parallel()
-        dist.destroy_process_group()
+        leave()
     return found
 
 
 def layers_in_fact(cases: dict[str, tuple[Layout, dict[str, Any]]]) -> dict[str, list[list[tuple]]]:
     """The layers, embedding and output layer of the chunks that every pipeline rank builds, one rank after the other."""
     import torch
-    import torch.distributed as dist
-    from megatron.core import parallel_state
-    from torch.testing._internal.distributed.fake_pg import FakeStore
 
-    from nemo2.base.backend import get_backend
     from nemo2.mcore.parallel.groups import destroy_model_parallel, initialize_model_parallel, seed_random_streams
     from nemo2.models.llama import LlamaConfig
 
-    get_backend().install()
     found: dict[str, list[list[tuple]]] = {}
     for name, (layout, fields) in cases.items():
         for rank in range(layout.pp):
-            dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=layout.pp)
+            become(rank=rank, world=layout.pp)
             initialize_model_parallel(layout, create_gloo_process_groups=False)
             seed_random_streams(1)
             config = LlamaConfig(
@@ -137,8 +145,7 @@ def layers_in_fact(cases: dict[str, tuple[Layout, dict[str, Any]]]) -> dict[str,
                 chunks.append((layers, hasattr(model, "embedding"), hasattr(model, "output_layer")))
             found.setdefault(name, []).append(chunks)
             destroy_model_parallel()
-            parallel_state.destroy_model_parallel()
-            dist.destroy_process_group()
+            leave()
     return found
 
 

@@ -2,14 +2,12 @@
 """A recipe drawn: every config is a box, every value is there, and nothing overlaps."""
 
 import re
-from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
 import pytest
 
 from nemo2 import recipes
-from nemo2.cli.app import main
 from nemo2.config import Config
 from nemo2.config.show import flatten
 from nemo2.config.walk import iterate_nodes
@@ -30,7 +28,7 @@ def rectangles(svg: str) -> list[tuple[float, float, float, float]]:
     return [tuple(float(number) for number in one) for one in found]  # pyright: ignore[reportReturnType]
 
 
-def test_there_is_a_box_for_each_config_and_a_row_for_each_value() -> None:
+def test_there_is_a_box_for_each_config_and_a_row_for_each_value():
     tree = recipe()
     found = all_boxes(boxes(tree))
     assert len(found) == len(list(iterate_nodes(tree)))
@@ -42,7 +40,7 @@ def test_there_is_a_box_for_each_config_and_a_row_for_each_value() -> None:
     assert (values["tensor_model_parallel_size"], values["ddp"]) == ("2", "DistributedDataParallelConfig")
 
 
-def test_defaults_are_drawn_when_asked_for_and_told_apart() -> None:
+def test_defaults_are_drawn_when_asked_for_and_told_apart():
     plain, whole = boxes(recipe()), boxes(recipe(), defaults=True)
     told = {row.label for box in all_boxes(plain) if box.title != "DeepSeekV3Config" for row in box.rows if row.default}
     assert told == set()
@@ -51,7 +49,7 @@ def test_defaults_are_drawn_when_asked_for_and_told_apart() -> None:
     assert rows["max_steps"] is False and rows["benchmark"] is True
 
 
-def test_a_models_sizes_are_drawn_also_where_its_class_sets_them() -> None:
+def test_a_models_sizes_are_drawn_also_where_its_class_sets_them():
     tree = recipe()
     tree.model.config.num_layers = 7
     [config] = [box for box in all_boxes(boxes(tree)) if box.title == "DeepSeekV3Config"]
@@ -66,12 +64,12 @@ def test_a_models_sizes_are_drawn_also_where_its_class_sets_them() -> None:
     assert rows.keys() & {"rotary_base", "layernorm_epsilon"} == set()
 
 
-def test_a_fraction_is_drawn_without_what_rounding_left() -> None:
+def test_a_fraction_is_drawn_without_what_rounding_left():
     rows = {row.label: row.value for box in all_boxes(boxes(recipe())) for row in box.rows}
     assert all(len(rows[name]) < 10 for name in ("lr", "min_lr", "adam_eps"))
 
 
-def test_a_config_in_two_places_is_drawn_once() -> None:
+def test_a_config_in_two_places_is_drawn_once():
     tree = recipe()
     tree.resume = tree.log
     rows = {row.label: row.value for row in boxes(tree).rows}
@@ -79,7 +77,7 @@ def test_a_config_in_two_places_is_drawn_once() -> None:
 
 
 @pytest.mark.parametrize("defaults", [False, True])
-def test_boxes_do_not_overlap_and_lie_on_the_canvas(defaults: bool) -> None:
+def test_boxes_do_not_overlap_and_lie_on_the_canvas(defaults):
     for name in ("llama_tiny", "deepseek_v3", "nemotronh_8b"):
         canvas = draw(boxes(recipes.get(name).pretrain_recipe(), defaults=defaults), name)
         found = rectangles(canvas.render())
@@ -91,7 +89,7 @@ def test_boxes_do_not_overlap_and_lie_on_the_canvas(defaults: bool) -> None:
                 assert apart, (name, (x, y, width, height), (x2, y2, width2, height2))
 
 
-def test_the_picture_is_well_formed_whatever_the_values_say(tmp_path: Path) -> None:
+def test_the_picture_is_well_formed_whatever_the_values_say(tmp_path):
     tree = recipe()
     tree.log.name = '<&">' + "x" * 200
     text = write_picture(tree, tmp_path / "a.svg", title="a < b").read_text()
@@ -101,19 +99,19 @@ def test_the_picture_is_well_formed_whatever_the_values_say(tmp_path: Path) -> N
     assert "DeepSeekV3Config" in write_picture(tree, tmp_path / "a.html", title="a < b").read_text()
 
 
-def test_a_picture_in_another_format_is_refused(tmp_path: Path) -> None:
+def test_a_picture_in_another_format_is_refused(tmp_path):
     with pytest.raises(ConfigError, match=r"the suffix of a picture must be one of .svg, .html"):
         write_picture(recipe(), tmp_path / "a.png", title="t")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_show_draws_the_recipe_with_its_changes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_show_draws_the_recipe_with_its_changes(tmp_path, command):
     file = tmp_path / "pictures" / "tree.svg"
-    assert main(["show", "llama_tiny", "trainer.max_steps=77", "--output", str(file)]) == 0
-    assert capsys.readouterr().out == f"{file}\n" and ">77<" in file.read_text()
+    assert command("show llama_tiny trainer.max_steps=77 --output", file).out == f"{file}\n"
+    assert ">77<" in file.read_text()
 
 
-def test_a_config_of_nothing_is_one_box() -> None:
+def test_a_config_of_nothing_is_one_box():
     from nemo2.callbacks import TimingCallback
 
     assert len(rectangles(draw(boxes(Config(TimingCallback)), "t").render())) == 1

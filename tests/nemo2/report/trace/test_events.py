@@ -8,7 +8,6 @@ from xml.etree import ElementTree
 
 import pytest
 
-from nemo2.cli.app import main
 from nemo2.errors import DataError
 from nemo2.report.trace.chrome import add_communication, read_trace
 from nemo2.report.trace.events import COMPUTE, RankTrace, Span, difference, intersection, length, union
@@ -138,20 +137,18 @@ def test_a_file_that_is_no_trace_is_named(tmp_path, content):
         read_trace(path)
 
 
-def test_the_command_draws_every_rank_and_prints_the_shares(tmp_path, capsys):
+def test_the_command_draws_every_rank_and_prints_the_shares(tmp_path, command):
     folder = tmp_path / "run" / "traces"
     folder.mkdir(parents=True)
     for rank in (0, 10, 2):
         (folder / f"rank-{rank}.json").write_text(json.dumps(GPU))
     (folder / "rank-of-another-tool.json").write_text("{}")
-    assert main(["runs", "trace", str(tmp_path / "run")]) == 0
-    printed = capsys.readouterr().out
+    printed = command("runs trace", tmp_path / "run").out
     assert [line.split()[0] for line in printed.splitlines()[1:-1]] == [r for r in ("0", "2", "10") for _ in range(3)]
     assert "50.0%" in printed and printed.rstrip().endswith("overlap.html")
     page = (folder / "overlap.html").read_text()
     assert "rank 10: data parallel 50% hidden, tensor parallel 100% hidden" in page and "<script" not in page
-    assert main(["runs", "trace", str(folder), "--json"]) == 0
-    assert {row["rank"] for row in json.loads(capsys.readouterr().out)} == {0, 2, 10}
+    assert {row["rank"] for row in command("runs trace", folder, "--json").json} == {0, 2, 10}
 
 
 def test_lanes_are_drawn_to_scale(tmp_path):
@@ -175,11 +172,5 @@ def test_a_rank_without_communication_says_so():
     assert rows([trace]) == [] and "No communication was recorded" in render([trace], title="t")
 
 
-def test_no_traces_are_answered_with_how_to_make_them(tmp_path, capsys):
-    assert main(["runs", "trace", str(tmp_path)]) == 2
-    assert "PytorchProfilerCallback(start_step=5, end_step=7)" in capsys.readouterr().err
-
-
-def test_the_help_has_an_example(capsys):
-    assert main(["runs", "trace", "--help"]) == 0
-    assert "nemo2 runs trace nemo_experiments" in " ".join(capsys.readouterr().out.split())
+def test_no_traces_are_answered_with_how_to_make_them(tmp_path, command):
+    assert "PytorchProfilerCallback(start_step=5, end_step=7)" in command("runs trace", tmp_path, code=2).err

@@ -1,15 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """A run that was killed after a save and before the step's line in ``metrics.jsonl`` gets the line when it is resumed."""
 
-from pathlib import Path
-from typing import Any
-
 import pytest
 
-from nemo2.checkpoint.directory import Manifest, publish, temporary_name
 from nemo2.training.run_dir.callback import RunDirectoryCallback
 from nemo2.training.run_dir.directory import RunDirectory
 from nemo2.training.run_dir.metrics import JSONLLogger, read_metrics
+from support.saved_checkpoints import saved
 
 VALUES = {"global_step": 2.0, "reduced_train_loss": 1.5, "lr": 0.1, "val_loss": 9.0}
 LINE = {"step": 2, "reduced_train_loss": 1.5, "lr": 0.1, "consumed_samples": 24}
@@ -28,14 +25,10 @@ LINE = {"step": 2, "reduced_train_loss": 1.5, "lr": 0.1, "consumed_samples": 24}
     ],
     ids=["lost", "there", "never logged", "lost with the file", "another run's checkpoint"],
 )
-def test_a_line_that_was_lost_comes_from_the_checkpoint(
-    tmp_path: Path, told: int, values: dict[str, float], of_this_run: bool, expected: dict[str, Any] | None
-) -> None:
+def test_a_line_that_was_lost_comes_from_the_checkpoint(tmp_path, told, values, of_this_run, expected):
     run = RunDirectory(log_dir=tmp_path / "run", exp_dir=tmp_path, name="run", version=None, resumed=True)
-    checkpoint = (run.checkpoints if of_this_run else tmp_path / "other" / "checkpoints") / "step=3"
-    temporary = temporary_name(checkpoint)
-    temporary.mkdir(parents=True)
-    publish(temporary, checkpoint, Manifest(step=3, consumed_samples=24, layout={}, metrics=values))
+    folder = run.checkpoints if of_this_run else tmp_path / "other" / "checkpoints"
+    checkpoint = saved(folder / "step=3", 3, metrics=values)
     metrics = JSONLLogger(str(run.log_dir))
     for step in range(told):
         metrics.log_metrics({"global_step": float(step), "reduced_train_loss": 2.0})

@@ -59,13 +59,9 @@ def test_command_lines_lose_values_not_names(arguments, shown):
 
 
 @pytest.mark.parametrize("name", ["HF_TOKEN", "api_key", "DB_PASSWORD", "client_secret", "SLURM_JWT"])
-def test_secrets_are_known_by_name(name):
-    assert is_secret_name(name)
-
-
-@pytest.mark.parametrize("name", ["TOKENIZERS_PARALLELISM", "data.tokenizer", "num_tokens", "tokens_per_second"])
-def test_tokens_of_text_are_no_secrets(name):
-    assert not is_secret_name(name)
+@pytest.mark.parametrize("other", ["TOKENIZERS_PARALLELISM", "data.tokenizer", "num_tokens", "tokens_per_second"])
+def test_secrets_are_known_by_name_and_tokens_of_text_are_none(name, other):
+    assert is_secret_name(name) and not is_secret_name(other)
 
 
 def test_the_git_state_of_a_repository_and_of_none(tmp_path):

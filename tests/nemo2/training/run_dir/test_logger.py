@@ -12,29 +12,34 @@ import sys
 import time
 import types
 import warnings
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 import torch
 import yaml
-from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 
-from nemo2.checkpoint.directory import Manifest
 from nemo2.errors import ConfigError
-from nemo2.training.run_dir.directory import RUN_DIR_FILE_VARIABLE, VERSION_VARIABLE, choose_directory, meeting_of
+from nemo2.preflight.checks.earlier import directory_to_continue
+from nemo2.training.run_dir.directory import (
+    NAMED_VERSION_VARIABLE,
+    RUN_DIR_FILE_VARIABLE,
+    VERSION_VARIABLE,
+    choose_directory,
+    meeting_of,
+)
 from nemo2.training.run_dir.faults import FAULT_DIR_VARIABLE, read_faults
 from nemo2.training.run_dir.log_files import add_log_file
 from nemo2.training.run_dir.logger import NeMoLogger
 from nemo2.training.run_dir.records import RECIPE_VARIABLE, read_metrics, series
+from support.one_weight import OneWeight, quiet_trainer
+from support.saved_checkpoints import saved
 
 
-class Model(LightningModule):
+class Model(OneWeight):
     def __init__(self, fail_at=None):
         super().__init__()
-        self.weight = torch.nn.Parameter(torch.ones(1))
         self.fail_at = fail_at
 
     def training_step(self, batch, batch_index):
@@ -44,22 +49,11 @@ class Model(LightningModule):
         if self.trainer.global_step == 1:
             warnings.warn("something odd", stacklevel=1)
         self.log_dict({"reduced_train_loss": float(10 - self.trainer.global_step), "lr": 0.1})
-        return (self.weight * 1).sum()
-
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), lr=0.1)
+        return super().training_step(batch, batch_index)
 
 
 def trainer_in(tmp_path, **settings):
-    settings = {"logger": False, "max_steps": 4, "enable_checkpointing": False} | settings
-    return Trainer(
-        accelerator="cpu",
-        log_every_n_steps=1,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        default_root_dir=tmp_path,
-        **settings,
-    )
+    return quiet_trainer(**{"max_steps": 4, "default_root_dir": tmp_path, **settings})
 
 
 def fit(log, trainer, model=None, **setup):
@@ -68,45 +62,36 @@ def fit(log, trainer, model=None, **setup):
     return directory
 
 
-def add_checkpoint(run_dir, *, step, saved_at, **said):
-    checkpoint = Path(run_dir) / "checkpoints" / f"m-step={step}"
-    checkpoint.mkdir(parents=True)
-    manifest = Manifest(step=step, consumed_samples=step, layout={}, saved_at=saved_at, **said)
-    (checkpoint / "manifest.json").write_text(json.dumps(asdict(manifest)))
-
-
 def test_a_run_that_ends_before_a_step_is_logged_has_no_report_and_says_so_in_a_line(tmp_path, caplog):
     trainer = trainer_in(tmp_path, max_steps=2)
     trainer.log_every_n_steps = 10
     with caplog.at_level(logging.INFO, logger="nemo2"):
         run = fit(NeMoLogger(name="tiny", log_dir=str(tmp_path)), trainer)
     assert not (run.log_dir / "report.html").exists()
-    told = [record for record in caplog.records if "report" in record.getMessage()]
-    assert any("no report was written, because the run has logged no step" in record.getMessage() for record in told)
-    assert not any(record.exc_info for record in told)
+    [told] = [record for record in caplog.records if "report" in record.getMessage()]
+    assert "no report was written, because the run has logged no step" in told.getMessage() and not told.exc_info
 
 
 def test_a_run_leaves_its_metrics_settings_surroundings_logs_and_report(tmp_path):
+    class Late(Callback):
+        def on_train_start(self, trainer, pl_module):
+            trainer.log_every_n_steps = 2
+
+    handlers = list(logging.getLogger().handlers)
     log = NeMoLogger(name="tiny", log_dir=str(tmp_path), tensorboard=TensorBoardLogger("tb_logs", name="tiny"))
-    directory = fit(log, trainer_in(tmp_path))
-    run = directory.log_dir
+    run = fit(log, trainer_in(tmp_path, callbacks=[Late()])).log_dir
     assert run.parent == tmp_path / "tiny" and re.fullmatch(r"\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d", run.name)
-    assert series(read_metrics(run), "reduced_train_loss") == [(0, 10.0), (1, 9.0), (2, 8.0), (3, 7.0)]
+    assert series(read_metrics(run), "reduced_train_loss") == [(1, 9.0), (3, 7.0)]
     assert json.loads((run / "environment.json").read_text())["world_size"] == 1
-    assert yaml.safe_load((run / "effective_config.yaml").read_text())["trainer"]["max_steps"] == 4
-    assert "training loss, from 10" in (run / "report.html").read_text()
+    settings = yaml.safe_load((run / "effective_config.yaml").read_text())["trainer"]
+    assert (settings["max_steps"], settings["log_every_n_steps"]) == (4, 2), "those in force at the first step"
+    assert "training loss, from 9" in (run / "report.html").read_text()
     assert list((run / "tb_logs").glob("events.*"))
     text = (run / "nemo_log_globalrank-0_localrank-0.txt").read_text()
     assert "nemo2.somewhere: at step 3" in text and "something odd" in text
-
-
-def test_the_log_file_ends_with_the_run(tmp_path):
-    handlers = list(logging.getLogger().handlers)
-    run = fit(NeMoLogger(log_dir=str(tmp_path)), trainer_in(tmp_path)).log_dir
     assert logging.getLogger().handlers == handlers
-    before = (run / "nemo_log_globalrank-0_localrank-0.txt").read_text()
     logging.getLogger("nemo2.somewhere").warning("after the run")
-    assert (run / "nemo_log_globalrank-0_localrank-0.txt").read_text() == before
+    assert (run / "nemo_log_globalrank-0_localrank-0.txt").read_text() == text
 
 
 def test_a_failing_run_still_writes_log_report_and_fault(tmp_path, monkeypatch):
@@ -121,47 +106,26 @@ def test_a_failing_run_still_writes_log_report_and_fault(tmp_path, monkeypatch):
     assert (fault.kind, fault.message, fault.explained) == ("ValueError", "the disk is full", False)
 
 
-def test_settings_written_are_those_in_force_at_the_first_step(tmp_path):
-
-    from lightning.pytorch.callbacks import Callback
-
-    class Late(Callback):
-        def on_train_start(self, trainer, pl_module):
-            trainer.log_every_n_steps = 3
-
-    run = fit(NeMoLogger(log_dir=str(tmp_path)), trainer_in(tmp_path, callbacks=[Late()])).log_dir
-    assert yaml.safe_load((run / "effective_config.yaml").read_text())["trainer"]["log_every_n_steps"] == 3
-
-
-def test_the_checkpoint_callback_replaces_the_trainers_and_gets_the_run_directory(tmp_path):
-    trainer = trainer_in(tmp_path, callbacks=[ModelCheckpoint(monitor="other")], enable_checkpointing=True)
-    ours = ModelCheckpoint(filename="{step}")
-    directory = NeMoLogger(log_dir=str(tmp_path), name="n", ckpt=ours).setup(trainer)
-    assert [item for item in trainer.callbacks if isinstance(item, ModelCheckpoint)] == [ours]
-    assert trainer.callbacks[-1] is ours
-    assert ours.dirpath == str(directory.checkpoints) and ours.filename == "{step}"
+def test_the_checkpoint_callback_replaces_the_trainers_and_gets_the_run_directory_unless_it_has_one(tmp_path):
+    elsewhere = str(tmp_path / "elsewhere")
+    named, placed = ModelCheckpoint(filename="{step}"), ModelCheckpoint(dirpath=elsewhere, monitor="val_loss")
+    for ours in (named, placed):
+        trainer = trainer_in(tmp_path, callbacks=[ModelCheckpoint(monitor="other")], enable_checkpointing=True)
+        directory = NeMoLogger(log_dir=str(tmp_path), name="n", ckpt=ours).setup(trainer)
+        assert [item for item in trainer.callbacks if isinstance(item, ModelCheckpoint)] == [ours]
+        assert trainer.callbacks[-1] is ours
+        assert ours.dirpath == (str(directory.checkpoints) if ours is named else elsewhere)
+    assert (named.filename, placed.filename) == ("{step}", "n--{val_loss:.4f}-{step}-{consumed_samples}")
 
 
-def test_a_directory_that_was_chosen_for_checkpoints_is_kept(tmp_path):
-    ours = ModelCheckpoint(dirpath=str(tmp_path / "elsewhere"), monitor="val_loss")
-    NeMoLogger(log_dir=str(tmp_path), name="n", ckpt=ours).setup(trainer_in(tmp_path, enable_checkpointing=True))
-    assert ours.dirpath == str(tmp_path / "elsewhere")
-    assert ours.filename == "n--{val_loss:.4f}-{step}-{consumed_samples}"
-
-
-def test_loggers_of_the_trainer_are_kept_unless_replaced(tmp_path):
+def test_loggers_of_the_trainer_are_kept_unless_replaced_and_one_may_keep_its_directory(tmp_path):
     mine = CSVLogger(str(tmp_path), name="csv")
     old = TensorBoardLogger(str(tmp_path), name="old")
-    new = TensorBoardLogger(str(tmp_path), name="new")
+    new = TensorBoardLogger(str(tmp_path / "mine"), name="x", version="v")
     trainer = trainer_in(tmp_path, logger=[mine, old])
-    NeMoLogger(log_dir=str(tmp_path), tensorboard=new).setup(trainer)
+    NeMoLogger(log_dir=str(tmp_path), tensorboard=new, update_logger_directory=False).setup(trainer)
     assert trainer.loggers[:2] == [mine, new] and old not in trainer.loggers
-
-
-def test_a_logger_may_keep_its_own_directory(tmp_path):
-    board = TensorBoardLogger(str(tmp_path / "mine"), name="x", version="v")
-    NeMoLogger(log_dir=str(tmp_path), tensorboard=board, update_logger_directory=False).setup(trainer_in(tmp_path))
-    assert board.log_dir == str(tmp_path / "mine" / "x" / "v")
+    assert new.log_dir == str(tmp_path / "mine" / "x" / "v")
 
 
 def test_recipe_files_and_the_launchers_notes(tmp_path, monkeypatch):
@@ -177,31 +141,33 @@ def test_recipe_files_and_the_launchers_notes(tmp_path, monkeypatch):
     assert (tmp_path / "where").read_text() == str(run)
 
 
-def test_a_missing_file_to_copy_is_found_before_anything_is_made(tmp_path):
-    log = NeMoLogger(log_dir=str(tmp_path / "r"), files_to_copy=[str(tmp_path / "no.sh")])
-    with pytest.raises(ConfigError, match=r"files_to_copy: no such file: .*no\.sh"):
-        log.setup(trainer_in(tmp_path))
-    assert not (tmp_path / "r").exists()
-
-
-@pytest.mark.parametrize("names", [("a/run.sh", "b/run.sh"), ("a/recipe.json",)])
-def test_a_copy_replaces_no_other_and_no_file_of_the_runs_own(tmp_path, names):
-    files = [tmp_path / name for name in names]
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"files_to_copy": ["no.sh"]}, r"files_to_copy: no such file: .*no\.sh"),
+        ({"files_to_copy": ["a/run.sh", "b/run.sh"]}, "files_to_copy: .*run.sh"),
+        ({"files_to_copy": ["a/recipe.json"]}, "files_to_copy: .*recipe.json"),
+        ({"log_dir": "a/run.sh"}, r"log\.log_dir: cannot write to .*run\.sh/default.*\. Set a directory that"),
+        ({"log_local_rank_0_only": True, "log_global_rank_0_only": True}, "log_local_rank_0_only and log.log_global"),
+        ({"name": "../up"}, "is not a valid directory name"),
+        ({"name": "/abs"}, "is not a valid directory name"),
+        ({"name": "a\nb"}, "is not a valid directory name"),
+        ({"name": "-rf"}, "is not a valid directory name"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_is_refused_before_anything_is_made(tmp_path, monkeypatch, settings, words):
+    monkeypatch.chdir(tmp_path)
+    files = [Path(name) for name in ("a/run.sh", "b/run.sh", "a/recipe.json")]
     for file in files:
         file.parent.mkdir(exist_ok=True)
-        file.write_text(file.parent.name)
-    with pytest.raises(ConfigError, match=f"files_to_copy: .*{files[0].name}"):
-        NeMoLogger(log_dir=str(tmp_path / "r"), files_to_copy=list(map(str, files))).setup(trainer_in(tmp_path))
-    assert not (tmp_path / "r").exists()
-
-
-def test_a_directory_that_cannot_be_written_is_refused_with_the_field_to_change(tmp_path):
-    (tmp_path / "file").write_text("")
+        file.write_text("mine")
     trainer = trainer_in(tmp_path)
     callbacks = list(trainer.callbacks)
-    with pytest.raises(ConfigError, match=r"log\.log_dir: cannot write to .*file/default.*\. Set a directory that"):
-        NeMoLogger(log_dir=str(tmp_path / "file")).setup(trainer)
+    with pytest.raises(ConfigError, match=words):
+        NeMoLogger(**{"log_dir": "runs", **settings}).setup(trainer)
     assert trainer.callbacks == callbacks and trainer.loggers == []
+    assert not Path("runs").exists() and all(file.read_text() == "mine" for file in files)
 
 
 def test_a_place_is_suggested_that_can_be_written_though_the_home_cannot(monkeypatch, tmp_path):
@@ -224,28 +190,9 @@ def test_a_start_on_a_full_disk_says_so_and_what_to_do(tmp_path, monkeypatch):
         NeMoLogger(log_dir=str(tmp_path)).setup(trainer_in(tmp_path))
 
 
-def test_both_rank_0_switches_contradict_each_other():
-    with pytest.raises(ConfigError, match="log_local_rank_0_only and log.log_global_rank_0_only"):
-        NeMoLogger(log_local_rank_0_only=True, log_global_rank_0_only=True)
-
-
-@pytest.mark.parametrize("name", ["../up", "/abs", "a\nb", "-rf"])
-def test_a_name_cannot_lead_out_of_the_directory(tmp_path, name):
-    with pytest.raises(ConfigError):
-        NeMoLogger(name=name, log_dir=str(tmp_path)).setup(trainer_in(tmp_path))
-    assert list(tmp_path.iterdir()) == []
-
-
 def choose(tmp_path, **settings):
-    defaults = {
-        "name": "n",
-        "log_dir": str(tmp_path),
-        "explicit_log_dir": None,
-        "version": None,
-        "use_datetime_version": True,
-        "resume_if_exists": False,
-    }
-    return choose_directory(**(defaults | settings))
+    defaults = {"name": "n", "log_dir": str(tmp_path), "explicit_log_dir": None, "version": None}
+    return choose_directory(**defaults | {"use_datetime_version": True, "resume_if_exists": False} | settings)
 
 
 @pytest.mark.parametrize("resume", [False, True])
@@ -270,8 +217,8 @@ def test_resuming_continues_the_version_that_has_got_furthest_whatever_the_clock
     monkeypatch.setenv(VERSION_VARIABLE, "2030-01-01_00-00-00")
     assert choose(tmp_path, resume_if_exists=True).version == "2030-01-01_00-00-00"
     now = time.time()
-    add_checkpoint(tmp_path / "n" / "b", step=4, saved_at=now)
-    add_checkpoint(tmp_path / "n" / "c", step=6, saved_at=now - 100)
+    saved(tmp_path / "n" / "b" / "checkpoints" / "step=4", 4, saved_at=now)
+    saved(tmp_path / "n" / "c" / "checkpoints" / "step=6", 6, saved_at=now - 100)
     (tmp_path / "n" / "d" / "checkpoints" / "torn").mkdir(parents=True)
     chosen = choose(tmp_path, resume_if_exists=True)
     assert (chosen.version, chosen.resumed) == ("c", True)
@@ -279,19 +226,25 @@ def test_resuming_continues_the_version_that_has_got_furthest_whatever_the_clock
     assert choose(tmp_path, resume_if_exists=True, version="b").version == "b"
 
 
-def test_of_two_versions_at_one_step_the_one_that_goes_on_from_the_other_is_continued(tmp_path):
-    now = time.time()
-    add_checkpoint(tmp_path / "n" / "a", step=6, saved_at=now, run="first")
-    add_checkpoint(tmp_path / "n" / "b", step=6, saved_at=now - 100, run="second", lineage=["first"])
-    assert choose(tmp_path, resume_if_exists=True).version == "b"
-
-
-def test_a_strangers_checkpoint_in_a_version_does_not_make_it_the_one_to_continue(tmp_path):
-    now = time.time()
-    add_checkpoint(tmp_path / "n" / "a", step=6, saved_at=now, run="first")
-    add_checkpoint(tmp_path / "n" / "b", step=99, saved_at=now, run="stranger")
+@pytest.mark.parametrize(
+    ("checkpoints", "continued"),
+    [
+        (
+            {
+                "a": {"step": 6, "run": "first"},
+                "b": {"step": 6, "run": "second", "lineage": ["first"], "saved_at": 1.0},
+            },
+            "b",
+        ),
+        ({"a": {"step": 6, "run": "first"}, "b": {"step": 99, "run": "stranger"}}, "a"),
+    ],
+    ids=["of one step, that which goes on from the other", "not one with a stranger's checkpoint"],
+)
+def test_of_two_versions_one_is_continued(tmp_path, checkpoints, continued):
+    for name, manifest in checkpoints.items():
+        saved(tmp_path / "n" / name / "checkpoints" / "saved", **manifest)
     (tmp_path / "n" / "b" / "checkpoints" / ".run").write_text('{"id": "second", "lineage": []}')
-    assert choose(tmp_path, resume_if_exists=True).version == "a"
+    assert choose(tmp_path, resume_if_exists=True).version == continued
 
 
 def test_leftovers_of_dead_versions_are_deleted_and_those_of_other_runs_stay(tmp_path, monkeypatch):
@@ -304,7 +257,7 @@ def test_leftovers_of_dead_versions_are_deleted_and_those_of_other_runs_stay(tmp
         (folder / ".unfinished-1-step=3" / "weights").mkdir(parents=True)
         if name != "young":
             os.utime(folder / ".unfinished-1-step=3", (0, 0))
-    add_checkpoint(versions["finished"].parent, step=3, saved_at=1.0)
+    saved(versions["finished"] / "step=3", 3, saved_at=1.0)
     script = f"""
 import sys
 sys.path[:0] = {sys.path!r}
@@ -324,7 +277,7 @@ sys.stdin.read()
 
 
 def test_a_run_without_version_is_resumed_where_it_is(tmp_path):
-    add_checkpoint(tmp_path / "n", step=10, saved_at=time.time())
+    saved(tmp_path / "n" / "checkpoints" / "step=10", 10, saved_at=time.time())
     chosen = choose(tmp_path, resume_if_exists=True)
     assert chosen.log_dir == tmp_path / "n" and chosen.version is None and chosen.resumed
 
@@ -468,22 +421,36 @@ def test_so_is_a_full_disk(tmp_path, capsys, monkeypatch):
 def test_a_job_that_is_started_again_goes_on_with_its_own_run(tmp_path, monkeypatch):
     """Another job of the same name has got further meanwhile."""
     for name in ("mine", "other"):
-        (tmp_path / "run" / name / "checkpoints").mkdir(parents=True)
+        (tmp_path / "n" / name / "checkpoints").mkdir(parents=True)
     said = tmp_path / "run_dir"
     monkeypatch.setenv("NEMO2_RUN_DIR_FILE", str(said))
     monkeypatch.setattr("nemo2.training.run_dir.directory.furthest_run", lambda root: root / "other")
-    given = {"name": "run", "log_dir": str(tmp_path), "explicit_log_dir": None, "use_datetime_version": True}
+    for text, settings, version in (
+        (None, {}, "other"),  # the first start
+        (f"{tmp_path}/n/mine", {}, "mine"),
+        (f"{tmp_path}/n/mine", {"version": "asked"}, "asked"),
+        ("/elsewhere/mine", {}, "other"),
+    ):
+        if text is not None:
+            said.write_text(text)
+        assert choose(tmp_path, resume_if_exists=True, **settings).log_dir == tmp_path / "n" / version
 
-    def chosen(**changes):
-        settings = {"version": None, "resume_if_exists": True, **given, **changes}
-        return choose_directory(**settings).log_dir.name
 
-    assert chosen() == "other", "the first start"
-    said.write_text(f"{tmp_path}/run/mine")
-    assert chosen() == "mine"
-    assert chosen(version="asked") == "asked"
-    said.write_text("/elsewhere/mine")
-    assert chosen() == "other"
+def test_runs_that_begin_in_one_second_have_directories_of_their_own(tmp_path, monkeypatch):
+    monkeypatch.setattr("nemo2.training.run_dir.directory.timestamp", lambda: "2026-01-02_03-04-05")
+    monkeypatch.delenv(VERSION_VARIABLE, raising=False)
+    for suffix in ("", "_2", "_3"):
+        directory = choose(tmp_path)
+        directory.log_dir.mkdir(parents=True)
+        assert directory.version == f"2026-01-02_03-04-05{suffix}"
+
+
+@pytest.mark.parametrize("version", [None, "mine"])
+def test_a_launch_looks_at_the_run_that_the_ranks_continue(tmp_path, monkeypatch, version):
+    monkeypatch.setenv(NAMED_VERSION_VARIABLE, "named")
+    log = NeMoLogger(name="n", log_dir=str(tmp_path), version=version)
+    chosen = choose(tmp_path, version=version, resume_if_exists=True)
+    assert directory_to_continue(log, newest=True) == chosen.log_dir == tmp_path / "n" / (version or "named")
 
 
 def modes_under(umask: int, directory: str) -> dict[str, int]:

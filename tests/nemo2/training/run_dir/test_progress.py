@@ -7,12 +7,12 @@ import re
 
 import pytest
 import torch
-from lightning.pytorch import LightningModule, Trainer
 from rich.console import Console
 
 from nemo2.training.run_dir.bar import TrainingBar, summary
 from nemo2.training.run_dir.progress import MegatronProgressBar, ProgressPrinter, make_progress, total_steps
 from nemo2.training.run_dir.progress_line import format_line, parse_line
+from support.one_weight import OneWeight, quiet_trainer
 
 # The form that scripts for NeMo 2.0 look for.
 NEMO_LINE = re.compile(
@@ -21,11 +21,7 @@ NEMO_LINE = re.compile(
 )
 
 
-class Model(LightningModule):
-    def __init__(self):
-        super().__init__()
-        self.weight = torch.nn.Parameter(torch.ones(1))
-
+class Model(OneWeight):
     def training_step(self, batch, batch_index):
         self.log_dict(
             {
@@ -36,27 +32,16 @@ class Model(LightningModule):
                 "train_step_timing in s": 0.25,
             }
         )
-        return (self.weight * 1).sum()
+        return super().training_step(batch, batch_index)
 
     def validation_step(self, batch, batch_index):
         self.log("val_loss", 3.5)
 
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), lr=0.1)
-
 
 def fit(progress, tmp_path, *, validate=False, **settings):
     data = torch.utils.data.DataLoader(torch.zeros(20, 1))
-    trainer = Trainer(
-        accelerator="cpu",
-        callbacks=[progress],
-        logger=False,
-        enable_checkpointing=False,
-        enable_model_summary=False,
-        default_root_dir=tmp_path,
-        num_sanity_val_steps=0,
-        **{"max_steps": 6, "log_every_n_steps": 1, **settings},
-    )
+    options = {"max_steps": 6, "default_root_dir": tmp_path, "num_sanity_val_steps": 0, "enable_progress_bar": True}
+    trainer = quiet_trainer(callbacks=[progress], **options | settings)
     trainer.fit(Model(), data, data if validate else None)
     return trainer
 
@@ -65,19 +50,12 @@ def lines_of(capsys):
     return [line for line in capsys.readouterr().out.splitlines() if parse_line(line)]
 
 
-def test_each_logged_step_is_one_line_in_nemos_form(tmp_path, capsys):
-    fit(ProgressPrinter(), tmp_path)
+def test_each_logged_step_is_one_line_in_nemos_form_and_the_listener_leaves_with_the_run(tmp_path, capsys):
+    assert fit(ProgressPrinter(), tmp_path).loggers == []
     lines = lines_of(capsys)
-    assert len(lines) == 6
-    for number, line in enumerate(lines):
-        match = NEMO_LINE.match(line)
-        assert match, line
-        assert (int(match[1]), int(match[2])) == (number, 5)
+    assert [tuple(map(int, NEMO_LINE.match(line).groups())) for line in lines] == [(number, 5) for number in range(6)]
     # The values are those of the very step, not of the one before.
     assert "global_step: 3 | reduced_train_loss: 9.33" in lines[3]
-
-
-def test_steps_that_are_not_logged_print_nothing(tmp_path, capsys):
     fit(ProgressPrinter(), tmp_path, log_every_n_steps=3)
     assert [parse_line(line).step for line in lines_of(capsys)] == [2, 5]
 
@@ -116,22 +94,14 @@ def test_other_ranks_print_nothing(tmp_path, capsys):
     assert progress.is_disabled and capsys.readouterr().out == ""
 
 
-def test_the_listener_leaves_with_the_run(tmp_path):
-    assert fit(ProgressPrinter(), tmp_path).loggers == []
-
-
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 0.0, 1e-9, 123456.0, 2.5])
 def test_a_line_is_read_back_as_it_was_written(value):
     line = format_line("Training", epoch=2, step=7, last_step=None, metrics={"a b in s": value, "lr": 0.1})
     parsed = parse_line(line)
     assert (parsed.stage, parsed.epoch, parsed.step, parsed.last_step) == ("Training", 2, 7, None)
-    assert parsed.metrics["lr"] == 0.1
-    assert parsed.metrics["a b in s"] == value or math.isnan(parsed.metrics["a b in s"]) and math.isnan(value)
-
-
-@pytest.mark.parametrize("text", ["", "Training", "Training epoch 0", "hello: 3", "Traceback (most recent call last):"])
-def test_other_text_is_not_a_progress_line(text):
-    assert parse_line(text) is None
+    assert parsed.metrics == pytest.approx({"a b in s": value, "lr": 0.1}, rel=0, abs=0, nan_ok=True)
+    for text in ("", "Training", "Training epoch 0", "hello: 3", "Traceback (most recent call last):"):
+        assert parse_line(text) is None
 
 
 def test_a_terminal_gets_a_bar_and_everything_else_gets_lines(monkeypatch):

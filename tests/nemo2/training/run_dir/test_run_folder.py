@@ -6,7 +6,6 @@ import json
 import os
 import pickle
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -15,13 +14,12 @@ import pytest
 import yaml
 
 from nemo2 import recipes
-from nemo2.checkpoint.directory import Manifest
-from nemo2.cli.app import main
 from nemo2.config import to_json
 from nemo2.errors import DataError
 from nemo2.launch.result import RunResult
 from nemo2.training.run_dir.compare import differences, labels, losses_at_one_step
 from nemo2.training.run_dir.run_folder import RunFolder
+from support.saved_checkpoints import saved
 
 Make = Callable[..., RunFolder]
 
@@ -52,42 +50,31 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
     return make
 
 
-def save(run: RunFolder, step: int, **metrics: float) -> Path:
-    folder = run / "checkpoints" / f"step={step}"
-    folder.mkdir(parents=True)
-    manifest = Manifest(step=step, consumed_samples=step, layout={}, metrics=metrics)
-    (folder / "manifest.json").write_text(json.dumps(asdict(manifest)))
-    return Path(folder)
-
-
-def test_metrics_are_a_table_with_a_row_for_each_step(made: Make) -> None:
+def test_metrics_are_a_table_with_a_row_for_each_step(made):
     run = made("first")
     table = run.metrics
     assert list(table.index) == [0, 1, 2, 3] and list(table["reduced_train_loss"]) == [8, 7, 6, 5]
     assert table["val_loss"].dropna().to_dict() == {3: 5.0} and (run.steps, run.planned_steps) == (4, 4)
 
 
-def test_steps_after_the_newest_record_are_counted_by_checkpoints(
-    made: Make, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_steps_after_the_newest_record_are_counted_by_checkpoints(made, command):
     """A run logs every few steps, so its last steps may have no record."""
     run = made("first", steps=3)
     assert run.steps == 3
-    save(run, 2)
+    saved(run / "checkpoints" / "step=2", 2)
     assert run.steps == 3
-    save(run, 4)
+    saved(run / "checkpoints" / "step=4", 4)
     assert run.steps == 4
-    assert main(["runs", "list"]) == 0
-    assert " 4 of 4 " in capsys.readouterr().out
+    assert " 4 of 4 " in command("runs list").out
 
 
-def test_following_ends_when_no_further_record_will_come(made: Make) -> None:
+def test_following_ends_when_no_further_record_will_come(made, command):
     run = made("first", steps=3)
     (run / "effective_config.yaml").write_text(yaml.safe_dump({"trainer": {"max_steps": 4, "log_every_n_steps": 3}}))
-    assert main(["runs", "tail", "first", "--follow"]) == 0
+    command("runs tail first --follow")
 
 
-def test_before_the_first_step_there_is_nothing_and_no_error(tmp_path: Path) -> None:
+def test_before_the_first_step_there_is_nothing_and_no_error(tmp_path):
     run = RunFolder(tmp_path)
     assert run.records == [] and len(run.metrics) == 0 and run.steps == 0 and run.planned_steps is None
     assert run.best_checkpoint is None and run.last_checkpoint is None and run.checkpoints == []
@@ -107,23 +94,24 @@ def test_before_the_first_step_there_is_nothing_and_no_error(tmp_path: Path) -> 
         ([{}, {}, {}], 3),
     ],
 )
-def test_the_best_checkpoint_is_the_lowest_loss_and_the_latest_of_equals(
-    made: Make, losses: list[dict[str, float]], best: int
-) -> None:
+def test_the_best_checkpoint_is_the_lowest_loss_and_the_latest_of_equals(made, losses, best):
     run = made("first")
-    paths = [save(run, step, **metrics) for step, metrics in enumerate(losses, start=1)]
+    paths = [
+        saved(run / "checkpoints" / f"step={step}", step, metrics=metrics)
+        for step, metrics in enumerate(losses, start=1)
+    ]
     (run / "checkpoints" / "torn").mkdir()
     assert run.best_checkpoint == paths[best - 1] and run.last_checkpoint == paths[-1] and run.checkpoints == paths
 
 
-def test_it_is_a_path_that_travels(made: Make) -> None:
+def test_it_is_a_path_that_travels(made):
     run = made("first")
     assert isinstance(run, Path) and run == Path(run) and f"{run}" == str(Path(run))
     for again in (pickle.loads(pickle.dumps(run)), copy.deepcopy(run)):
         assert type(again) is RunFolder and again == run and again.steps == 4
 
 
-def test_curves_are_drawn_and_written(made: Make, tmp_path: Path) -> None:
+def test_curves_are_drawn_and_written(made, tmp_path):
     run = made("first")
     chart = run.plot("train_step_timing", "reduced_train_loss", "tokens_per_second")
     assert chart._repr_svg_() == chart and "tokens_per_second 100" in chart
@@ -135,9 +123,9 @@ def test_curves_are_drawn_and_written(made: Make, tmp_path: Path) -> None:
         chart.save(tmp_path / "c.png")
 
 
-def test_a_launchs_result_tells_what_its_run_does(made: Make) -> None:
+def test_a_launchs_result_tells_what_its_run_does(made):
     run = made("first")
-    best = save(run, 4, val_loss=1.0)
+    best = saved(run / "checkpoints" / "step=4", 4, metrics={"val_loss": 1.0})
     result = RunResult(status="succeeded", exit_code=0, experiment_id="x", run_dir=Path(run))
     assert list(result.metrics["reduced_train_loss"]) == [8, 7, 6, 5] and result.best_checkpoint == best
     assert result.report.read_text().startswith("<!doctype html>") and "val_loss" in result.plot()
@@ -145,7 +133,7 @@ def test_a_launchs_result_tells_what_its_run_does(made: Make) -> None:
         _ = RunResult(status="dryrun", exit_code=0, experiment_id="x").metrics
 
 
-def test_runs_are_compared_at_the_last_step_that_all_have(made: Make) -> None:
+def test_runs_are_compared_at_the_last_step_that_all_have(made):
     first, second = made("first", steps=4), made("second", steps=3, factor=2.0)
     assert losses_at_one_step([first, second]) == (2, [6.0, 12.0])
     assert losses_at_one_step([first, RunFolder(first.parent)]) is None
@@ -154,7 +142,7 @@ def test_runs_are_compared_at_the_last_step_that_all_have(made: Make) -> None:
     assert labels([first, again]) == ["first/2026-01-01_00-00-00", "first/2026-01-02_00-00-00"]
 
 
-def test_settings_that_differ_are_those_of_any_two() -> None:
+def test_settings_that_differ_are_those_of_any_two():
     recipe: Any = [recipes.get("llama_tiny").pretrain_recipe() for _ in range(3)]
     recipe[1].trainer.max_steps = 7
     recipe[2].optim.config.lr = 1.0
@@ -164,34 +152,30 @@ def test_settings_that_differ_are_those_of_any_two() -> None:
     assert differences(recipe) == [("trainer.max_steps", [steps, 7, steps]), ("optim.config.lr", [lr, lr, 1.0])]
 
 
-def test_the_command_lists_the_one_that_logged_last_first(made: Make, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["runs", "list"]) == 0 and "No runs below" in capsys.readouterr().out
+def test_the_command_lists_the_one_that_logged_last_first(made, command):
+    assert "No runs below" in command("runs list").out
     for age, name in enumerate(("newest", "middle", "oldest")):
         metrics = made(name) / "metrics.jsonl"
         os.utime(metrics, (1e9 - age, 1e9 - age))
-    assert main(["runs", "list"]) == 0
-    names = [line.split()[0] for line in capsys.readouterr().out.splitlines()[1:4]]  # below: submissions to Slurm
+    names = [line.split()[0] for line in command("runs list").out.splitlines()[1:4]]  # below: submissions to Slurm
     assert names == ["newest", "middle", "oldest"]
-    assert main(["runs", "list", "mid*", "--json"]) == 0
-    [told] = json.loads(capsys.readouterr().out)
+    [told] = command("runs list mid* --json").json
     assert told["name"] == "middle" and told["loss"] == 5 and told["val_loss"] == 5 and told["step_s"] == 0.5
-    assert main(["runs", "list", "--most", "1"]) == 0 and "oldest" not in capsys.readouterr().out
+    assert "oldest" not in command("runs list --most 1").out
 
 
-def test_the_status_of_a_run_on_this_machine_is_for_reading(made: Make, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_status_of_a_run_on_this_machine_is_for_reading(made, command):
     metrics = made("mine", factor=1 / 3) / "metrics.jsonl"
     os.utime(metrics, (1e9, 1e9))
-    assert main(["runs", "status", "mine"]) == 0
-    told = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
+    told = dict(line.split(maxsplit=1) for line in command("runs status mine").out.splitlines())
     assert told["written"].startswith("2001-09-") and told["loss"] == "1.6667"
 
 
-def test_the_command_compares(made: Make, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_the_command_compares(made, command, tmp_path):
     made("first")
     made("second", steps=3, factor=2.0, max_steps=7)
     made("third", factor=3.0)
-    assert main(["runs", "compare", "first", "second", "third", "--html", "page.html"]) == 0
-    told = capsys.readouterr().out
+    told = command("runs compare first second third --html page.html").out
     assert "loss at step 3: first 6, second 12, third 18" in told
     [line] = [line for line in told.splitlines() if line.startswith("trainer.max_steps")]
     assert line.split()[1:] == ["300", "7", "300"]
@@ -199,32 +183,26 @@ def test_the_command_compares(made: Make, capsys: pytest.CaptureFixture[str], tm
     assert (
         "<h2>Curves</h2>" in page and "trainer.max_steps" in page and 'class="s2"' in page and ".picture .s2{" in page
     )
-    assert main(["runs", "compare", "first", "second", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
+    told = command("runs compare first second --json").json
     assert told["at_one_step"] == {"step": 2, "loss": {"first": 6.0, "second": 12.0}}
     assert told["settings"]["trainer.max_steps"] == {"first": "300", "second": "7"}
 
 
-def test_runs_of_a_recipe_that_cannot_be_read_are_compared_without_it(
-    made: Make, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_runs_of_a_recipe_that_cannot_be_read_are_compared_without_it(made, command):
     made("first")
     (made("second") / "recipe.json").write_text("{}")
-    assert main(["runs", "compare", "first", "second"]) == 0
-    assert "Can't compare the settings: " in capsys.readouterr().out
+    assert "Can't compare the settings: " in command("runs compare first second").out
 
 
-def test_the_command_shows_the_last_records(made: Make, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_shows_the_last_records(made, command):
     made("first")
-    assert main(["runs", "tail", "first", "--lines", "2"]) == 0
-    told = capsys.readouterr().out.splitlines()
+    told = command("runs tail first --lines 2").out.splitlines()
     assert told == [
         "step 4 of 4 | reduced_train_loss: 5 | tokens_per_second: 100 | train_step_timing: 0.5",
         "step 4 of 4 | val_loss: 5",
     ]
-    assert main(["runs", "tail", "first", "--json", "--lines", "1"]) == 0
-    assert json.loads(capsys.readouterr().out) == {"step": 3, "val_loss": 5}
-    assert main(["runs", "tail", "first", "--follow"]) == 0, "a run that is done is not waited for"
-    assert main(["runs", "compare", "first"]) == 2 and "two to eight" in capsys.readouterr().err
-    assert main(["runs", "compare", "first", "first"]) == 2 and "named twice" in capsys.readouterr().err
-    assert main(["runs", "tail", "nothing"]) == 2
+    assert command("runs tail first --json --lines 1").json == {"step": 3, "val_loss": 5}
+    command("runs tail first --follow")
+    assert "two to eight" in command("runs compare first", code=2).err
+    assert "named twice" in command("runs compare first first", code=2).err
+    command("runs tail nothing", code=2)

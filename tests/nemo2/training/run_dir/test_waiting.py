@@ -31,7 +31,7 @@ def wait_for(stream: io.StringIO, text: str) -> None:
     assert text in stream.getvalue()
 
 
-def test_a_silent_command_is_waited_for_until_its_first_output(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_silent_command_is_waited_for_until_its_first_output(monkeypatch):
     out, err = streams(monkeypatch)
     with waiting_line("loading", after=0.01):
         wait_for(err, "loading ...")
@@ -42,7 +42,7 @@ def test_a_silent_command_is_waited_for_until_its_first_output(monkeypatch: pyte
     assert err.getvalue() == "loading ...\r\033[K" and out.getvalue() == "first\nsecond\n"
 
 
-def test_a_quick_command_and_a_pipe_see_none_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_quick_command_and_a_pipe_see_none_of_it(monkeypatch):
     out, err = streams(monkeypatch)
     with waiting_line("loading", after=60):
         print("at once")
@@ -54,7 +54,7 @@ def test_a_quick_command_and_a_pipe_see_none_of_it(monkeypatch: pytest.MonkeyPat
     assert pipe.getvalue() == ""
 
 
-def test_a_terminal_that_cannot_clear_a_line_keeps_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_terminal_that_cannot_clear_a_line_keeps_it(monkeypatch):
     out, err = streams(monkeypatch)
     monkeypatch.setenv("TERM", "dumb")
     with waiting_line("loading", after=0.01):
@@ -63,7 +63,7 @@ def test_a_terminal_that_cannot_clear_a_line_keeps_it(monkeypatch: pytest.Monkey
     assert (out.getvalue(), err.getvalue()) == ("first\n", "loading ...\n")
 
 
-def test_an_error_takes_the_line_away(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_takes_the_line_away(monkeypatch):
     _, err = streams(monkeypatch)
     with pytest.raises(ValueError, match="no"), waiting_line("loading", after=0.01):
         wait_for(err, "loading ...")

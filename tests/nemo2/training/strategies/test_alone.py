@@ -16,6 +16,6 @@ def beside_a_taken_port() -> list[float]:
     return losses
 
 
-def test_a_run_of_one_process_needs_no_port(run_on_ranks) -> None:
+def test_a_run_of_one_process_needs_no_port(run_on_ranks):
     [losses] = run_on_ranks(beside_a_taken_port, 1, init_process_group=False)
     assert len(losses) == 2

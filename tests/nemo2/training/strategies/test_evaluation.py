@@ -111,23 +111,23 @@ def found(run_on_ranks: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("case", ["all 2", "all 4", "all 8", "tested", "the model's mask"])
-def test_every_kept_token_counts_once_whatever_the_global_batch(found: dict[str, Any], case: str) -> None:
+def test_every_kept_token_counts_once_whatever_the_global_batch(found, case):
     loss, (whole, _, _), _ = found[case]
     assert loss == pytest.approx(whole, rel=1e-5)
 
 
 @pytest.mark.parametrize("case", ["own reduction", "own reduction, tested"])
-def test_batches_of_a_reduction_without_a_weight_count_by_their_samples(found: dict[str, Any], case: str) -> None:
+def test_batches_of_a_reduction_without_a_weight_count_by_their_samples(found, case):
     loss, (_, first_four, last_two), _ = found[case]
     assert loss == pytest.approx((4 * first_four + 2 * last_two) / SAMPLES, rel=1e-6)
 
 
-def test_the_last_batch_is_left_out_unless_asked_for(found: dict[str, Any]) -> None:
+def test_the_last_batch_is_left_out_unless_asked_for(found):
     loss, (whole, first_four, _), _ = found["dropped"]
     assert loss == pytest.approx(first_four, rel=1e-5) and abs(loss - whole) > 1e-5
 
 
-def test_a_test_has_a_line_of_its_own(found: dict[str, Any]) -> None:
+def test_a_test_has_a_line_of_its_own(found):
     [line] = found["tested"][2]
     parsed = parse_line(line)
     assert parsed is not None and parsed.stage == "Test"
@@ -147,6 +147,6 @@ def under_another_strategy(name: str) -> str:
 
 
 @pytest.mark.parametrize("name", ["ddp", "auto"])
-def test_a_gpt_under_lightnings_own_strategies_says_what_it_needs(run_on_ranks: Any, name: str) -> None:
+def test_a_gpt_under_lightnings_own_strategies_says_what_it_needs(run_on_ranks, name):
     [told] = run_on_ranks(under_another_strategy, 1, name)
     assert told.startswith("LlamaModel consists of Megatron-Core layers") and "Use strategy=MegatronStrategy()" in told

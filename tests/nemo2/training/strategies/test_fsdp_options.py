@@ -37,13 +37,13 @@ from support import small_runs
         ),
     ],
 )
-def test_settings_that_cannot_work_say_what_to_do(make: Any, words: str) -> None:
+def test_settings_that_cannot_work_say_what_to_do(make, words):
     with pytest.raises(ConfigError) as error:
         make()
     assert words in str(error.value)
 
 
-def test_whole_gradients_are_not_overlapped_where_that_counts_them_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_whole_gradients_are_not_overlapped_where_that_counts_them_twice(monkeypatch):
     assert "counts a rank's own gradients twice" in (not_overlapped("optim", "0.16.1") or "")
     assert not_overlapped("optim", "0.17.1") is not_overlapped("optim_grads", "0.16.1") is None
 
@@ -60,7 +60,7 @@ def test_whole_gradients_are_not_overlapped_where_that_counts_them_twice(monkeyp
     make()
 
 
-def test_several_violations_come_together() -> None:
+def test_several_violations_come_together():
     with pytest.raises(ConfigError, match=r"tensor_parallel_size=-1.*context_parallel_size=0.*sequence_parallel=True"):
         nl.FSDP2Strategy(tensor_parallel_size=-1, context_parallel_size=0, sequence_parallel=True)
 
@@ -92,7 +92,7 @@ def refusals() -> dict[str, str]:
     return found
 
 
-def test_what_the_world_or_the_model_rules_out_is_said_before_any_group_exists(run_on_ranks) -> None:
+def test_what_the_world_or_the_model_rules_out_is_said_before_any_group_exists(run_on_ranks):
     found = run_on_ranks(refusals, 1, init_process_group=False)[0]
     assert "data_parallel_size=3 contradicts the world: 1 rank " in found["data_parallel_size"]
     assert "does not divide the world of 1 rank" in found["cp"]
@@ -128,14 +128,12 @@ def test_what_the_world_or_the_model_rules_out_is_said_before_any_group_exists(r
         (Layout(etp=2), 2, False, None),
     ],
 )
-def test_what_one_rank_alone_holds_is_not_left_to_megatron_fsdp(
-    layout: Layout, world: int, experts: bool, words: str | None
-) -> None:
+def test_what_one_rank_alone_holds_is_not_left_to_megatron_fsdp(layout, world, experts, words):
     problem = unshared(layout, world, has_experts=experts)
     assert (problem is None) if words is None else (problem is not None and words in problem)
 
 
-def test_a_recipe_changes_its_strategy_and_nothing_else() -> None:
+def test_a_recipe_changes_its_strategy_and_nothing_else():
     from nemo2 import llm
 
     recipe = llm.llama32_1b.pretrain_recipe()

@@ -13,7 +13,7 @@ from nemo2.errors import ConfigError, UnknownNameError
 from support import small_runs
 
 
-def test_arguments_are_readable_under_their_names() -> None:
+def test_arguments_are_readable_under_their_names():
     strategy = nl.MegatronStrategy(
         tensor_model_parallel_size=2,
         pipeline_model_parallel_size=4,
@@ -41,7 +41,7 @@ def test_arguments_are_readable_under_their_names() -> None:
         _ = strategy.tensor_parallel_size
 
 
-def test_what_is_set_before_the_run_is_part_of_it_and_of_its_config() -> None:
+def test_what_is_set_before_the_run_is_part_of_it_and_of_its_config():
     strategy = nl.MegatronStrategy()
     strategy.tensor_model_parallel_size, strategy.sequence_parallel, strategy.ckpt_load_optimizer = 2, True, False
     assert (strategy.layout.tp, strategy.layout.sp, strategy.form.load_optimizer) == (2, True, False)
@@ -53,7 +53,7 @@ def test_what_is_set_before_the_run_is_part_of_it_and_of_its_config() -> None:
 
 
 @pytest.mark.parametrize(("asked", "kept"), [(False, "log_all"), (True, None), (None, None), ("log_all", "log_all")])
-def test_strictness_is_judged_where_it_is_set_and_false_is_nemos_for_logging(asked: Any, kept: Any) -> None:
+def test_strictness_is_judged_where_it_is_set_and_false_is_nemos_for_logging(asked, kept):
     later = nl.MegatronStrategy()
     later.ckpt_load_strictness = asked
     assert later.form.strictness == nl.MegatronStrategy(ckpt_load_strictness=asked).form.strictness == kept
@@ -63,7 +63,7 @@ def test_strictness_is_judged_where_it_is_set_and_false_is_nemos_for_logging(ask
         later.ckpt_load_strictness = "log_al"
 
 
-def test_a_name_that_means_nothing_and_one_that_is_too_late_are_refused() -> None:
+def test_a_name_that_means_nothing_and_one_that_is_too_late_are_refused():
     strategy = nl.MegatronStrategy()
     with pytest.raises(UnknownNameError, match="MegatronStrategy has no parameter 'sequence_paralel'; did you mean"):
         strategy.sequence_paralel = True
@@ -73,7 +73,7 @@ def test_a_name_that_means_nothing_and_one_that_is_too_late_are_refused() -> Non
         nl.MegatronStrategy(gradient_as_bucket_view=False)
 
 
-def test_a_subclass_keeps_attributes_of_its_own() -> None:
+def test_a_subclass_keeps_attributes_of_its_own():
     class Mine(nl.MegatronStrategy):
         def __init__(self, note: str = "a") -> None:
             super().__init__(tensor_model_parallel_size=2)
@@ -119,7 +119,7 @@ def set_on_a_live_strategy() -> dict[str, Any]:
     return seen
 
 
-def test_a_run_is_laid_out_by_what_was_set_and_says_so(run_on_ranks: Any) -> None:
+def test_a_run_is_laid_out_by_what_was_set_and_says_so(run_on_ranks):
     for seen in run_on_ranks(set_on_a_live_strategy, 2):
         assert (seen["groups"], seen["model"], seen["steps"], seen["dtype"]) == (2, 2, [1, 2], torch.float32)
         assert seen["seen"] and all(seen["seen"].values()), (

@@ -29,29 +29,24 @@ class PoisonGradients(pl.Callback):
             next(trainer.model.parameters()).grad.to_local().fill_(float("nan"))
 
 
-def sharded() -> str:
+def poisoned(callback: pl.Callback, **options: Any) -> str:
     with pytest.raises(RuntimeFault) as caught:
-        strategy = sharded_runs.strategies()["FSDP2Strategy"]()
-        small_runs.fit(
-            small_runs.build_llama(distributed=True), max_steps=3, callbacks=[PoisonGradients()], strategy=strategy
-        )
+        small_runs.fit(small_runs.build_llama(distributed=bool(options)), max_steps=3, callbacks=[callback], **options)
     return str(caught.value)
 
 
-def poisoned() -> str:
-    with pytest.raises(RuntimeFault) as caught:
-        small_runs.fit(small_runs.build_llama(), max_steps=3, callbacks=[Poison()])
-    return str(caught.value)
+def poisoned_shards() -> str:
+    return poisoned(PoisonGradients(), strategy=sharded_runs.strategies()["FSDP2Strategy"]())
 
 
 def test_what_megatron_core_finds_is_told_with_the_step_and_advice(run_on_ranks):
-    said = run_on_ranks(poisoned, 1)[0]
+    said = run_on_ranks(poisoned, 1, Poison())[0]
     assert said.startswith("Step 2: this rank's gradients aren't finite (NaN).")
     assert "optim.config.lr" in said and "LossGuard" in said and "iteration -1" not in said
 
 
 def test_a_sharded_model_is_not_updated_with_such_gradients(run_on_ranks):
-    said = run_on_ranks(sharded, 1)[0]
+    said = run_on_ranks(poisoned_shards, 1)[0]
     assert "their norm is nan" in said and "LossGuard" in said
 
 

@@ -10,11 +10,9 @@ from support import small_runs
 
 
 def by_hand(directory: str) -> dict[str, Any]:
-    from nemo2.checkpoint.model_checkpoint import ModelCheckpoint
     from nemo2.training.strategies.set_up import set_up
 
-    keep = ModelCheckpoint(dirpath=directory, filename="{step}", save_optim_on_train_end=True, save_last=False)
-    fitted = small_runs.fit(small_runs.build_llama(), max_steps=2, callbacks=[keep])
+    fitted = small_runs.fit(small_runs.build_llama(), max_steps=2, callbacks=[small_runs.keep(directory)])
     small_runs.release()
     found: dict[str, Any] = {"fitted": fitted["losses"], "heard": []}
 
@@ -62,7 +60,7 @@ def test_without_training_there_is_a_loaded_model_and_no_optimizer(found):
     assert found["evaluates"] and found["loaded"] and found["optimizers"] == 0
 
 
-def test_a_rank_is_bound_to_the_gpu_of_its_rank_among_those_that_were_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_is_bound_to_the_gpu_of_its_rank_among_those_that_were_chosen(monkeypatch):
     """``devices=[1, 3]``: a process that touches the GPU of its number first takes memory on one that may be in use."""
     import torch
 

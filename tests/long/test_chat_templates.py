@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The table of chat templates, on templates of our own."""
 
-from pathlib import Path
-
 from support import small_chats
 from tests.long import chat_templates
 
@@ -11,7 +9,7 @@ MARKED = small_chats.MARKED.replace("{%- endgeneration -%}", "{{- '<|im_end|>' -
 )
 
 
-def test_a_template_and_its_training_template_are_compared(tmp_path: Path) -> None:
+def test_a_template_and_its_training_template_are_compared(tmp_path):
     (tmp_path / "chatml.jinja").write_text(small_chats.WITH_TOOLS)
     (tmp_path / "chatml_training.jinja").write_text(MARKED)
     (row, marked) = list(chat_templates.rows(tmp_path.glob("*.jinja")))
