@@ -63,13 +63,16 @@ def table(bridge: Path) -> str:
         beside = sum(code_lines(one.read_text()) for one in files)
         if files:
             compared = [compared[0] + own, compared[1] + beside]
-        cells = figures([one for one in measured if one["family"] == file.stem])
+        cells = figures([one for one in measured if one.get("family") == file.stem])
         rows.append(f"| `{file.name}` | {' | '.join(cells)} | {own} | {beside if files else '–'} |")
-    return "\n".join([*rows, f"| all that both have | {'| ' * (len(head) - 3)}| {compared[0]} | {compared[1]} |"])
+    total = ["all that both have", *[""] * (len(head) - 3), *map(str, compared)]
+    return "\n".join([*rows, f"| {' | '.join(total)} |"])
 
 
 def figures(rows: list[dict[str, Any]]) -> list[str]:
     """Of the tiny models of a family how many they are, the greatest differences in millionths, and what is equal in all."""
+    if not rows:
+        return ["0", *"–" * (len(LAYOUTS) + 4)]
     differences = [[row["in"] for row in rows], [row["out"] for row in rows]]
     differences += [[row["layouts"].get(layout) for row in rows] for layout in LAYOUTS]
     greatest = (max((one for one in each if one is not None), default=None) for each in differences)

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The sizes of released models beside what others have of them: copies of config.json, and the settings of other trainers.
 
-python bench/sizes.py FOLDER > bench/results/2026-11-28-sizes.md
+python bench/sizes.py FOLDER    # the table of bench/results/2026-11-28-sizes.md
 
-FOLDER has a clone of each of `COMMITS`, as ``owner+name``. A config.json goes through the conversion that an import uses, and every
-setting is compared but those of `TRAINING`; of the other sources what `RENAMED` names. `READ` has what was compared by eye, with
-sources that are no file of these clones, and `EXPLAINED` why a source differs.
+FOLDER has a clone of each of `COMMITS`, as ``owner+name``. A config.json goes through the conversion that an import uses, and
+every setting is compared but those of `TRAINING`; of the other sources what `RENAMED` names. `READ` has what was compared by
+eye, with sources that are no file of these clones, and `EXPLAINED` why a source differs.
 """
 
 import ast
@@ -128,8 +128,9 @@ SIZES = {
 }
 
 _DEFAULTS = {
-    "cohere:CommandRConfig35B": "Cohere", "ernie45:ERNIE45Config300M": "Ernie4_5", "ernie45_moe:ERNIE45Config21B_A3B": "Ernie4_5_Moe",
-    "seed_oss:SeedOSSConfig36B": "SeedOss", "smollm3:SmolLM3Config3B": "SmolLM3", "olmoe:OLMoEConfig7B_A1B": "Olmoe",
+    "cohere:CommandRConfig35B": "Cohere", "ernie45:ERNIE45Config300M": "Ernie4_5",
+    "ernie45_moe:ERNIE45Config21B_A3B": "Ernie4_5_Moe", "seed_oss:SeedOSSConfig36B": "SeedOss",
+    "smollm3:SmolLM3Config3B": "SmolLM3", "olmoe:OLMoEConfig7B_A1B": "Olmoe",
     "ministral3:Ministral3Config8B": "Ministral3",
 }  # fmt: skip
 """Classes of transformers whose defaults are documented to be a release."""
@@ -186,25 +187,25 @@ EXPLAINED = {
     ("mtp_num_layers", "aiconfigurator"): "an option here",
     ("mamba_num_heads", "aiconfigurator"): "none: twice the width, by 64 channels, which is 256",
     ("num_layers", "maxtext"): "counts pairs of layers",
-    ("window_size", "NeMo"): "a token attends to one more than in the release; for Gemma 3 another notation",
-    ("rotary_base", "litgpt"): "of global layers; for CodeLlama 70B see its docstring: the base release's",
+    ("window_size", "NeMo"): "one token more than in the release",
+    ("global_rotary_base", "litgpt"): "the base release's; here the two others', as the docstring says",
     ("yarn_original_max_position_embeddings", "NeMo"): "config.json and openai/gpt-oss have 4096",
     ("rope_scaling_factor", "NeMo"): "config.json of Scout has 16; Maverick's isn't scaled",
     ("window", "litgpt"): "config.json of Phi-3 mini has 2047; Phi-4 mini's is longer than its sequences",
     ("window_size", "mlc-llm"): "longer than its sequences",
     ("rope_stretching", "mlc-llm"): "without effect up to 4,096 tokens: `LongRope` is for longer ones",
     ("share_embeddings_and_output_weights", "NeMo"): "the release is tied: docs/recipes-differences.md",
-    ("layernorm_epsilon", "maxtext"): "the Instruct release's",
-    ("rotary_base", "slime"): "Qwen2.5-Math's",
+    ("layernorm_epsilon", "maxtext"): "litgpt has 1e-05",
+    ("rotary_base", "slime"): "litgpt has 1000000, and 10000 for Qwen2.5-Math",
     ("rotary_base", "transformers"): "the default of a class isn't the release's",
     ("hidden_size", "transformers"): "as above",
     ("ffn_hidden_size", "transformers"): "as above",
     ("moe_ffn_hidden_size", "transformers"): "as above",
-    ("ffn_hidden_size", "maxtext"): "of experts; no layer is dense, but for Llama 4's: config.json agrees",
+    ("ffn_hidden_size", "maxtext"): "of experts; config.json has the width of dense layers",
     ("vocab_size", "maxtext"): "padded, or the tokenizer's",
-    ("vocab_size", "litgpt"): "the tokenizer's, or of a later release",
-    ("vocab_size", "mlc-llm"): "the padded one is in the release's docstring here",
-    ("rotary_base", "maxtext"): "of global layers, or of a later release (Mistral 7B v0.3)",
+    ("vocab_size", "litgpt"): "the tokenizer's; of 8x22B that of v0.3",
+    ("vocab_size", "mlc-llm"): "litgpt has 32000",
+    ("global_rotary_base", "maxtext"): "that of v0.3, and the window of v0.1",
 }
 """Why a source differs, by setting and source."""
 
@@ -227,7 +228,7 @@ TRAINING = {
 RENAMED = {
     "Lightning-AI/litgpt": {
         "n_layer": "num_layers", "n_embd": "hidden_size", "n_head": "num_attention_heads", "n_query_groups": "num_query_groups",
-        "head_size": "kv_channels", "intermediate_size": "ffn_hidden_size", "rope_base": "rotary_base",
+        "head_size": "kv_channels", "intermediate_size": "ffn_hidden_size", "rope_base": "global_rotary_base",
         "norm_eps": "layernorm_epsilon", "rotary_percentage": "rotary_percent", "n_expert": "num_moe_experts",
         "n_expert_per_token": "moe_router_topk", "moe_intermediate_size": "moe_ffn_hidden_size",
         "final_logit_softcapping": "final_logit_softcapping", "attention_logit_softcapping": "attn_logit_softcapping",
@@ -237,8 +238,9 @@ RENAMED = {
         "base_num_decoder_layers": "num_layers", "base_emb_dim": "hidden_size", "base_num_query_heads": "num_attention_heads",
         "base_num_kv_heads": "num_query_groups", "head_dim": "kv_channels", "base_mlp_dim": "ffn_hidden_size",
         "base_moe_mlp_dim": "moe_ffn_hidden_size", "num_experts": "num_moe_experts", "num_experts_per_tok": "moe_router_topk",
-        "rope_max_timescale": "rotary_base", "normalization_layer_epsilon": "layernorm_epsilon", "sliding_window_size": "window",
-        "q_lora_rank": "q_lora_rank", "kv_lora_rank": "kv_lora_rank", "qk_nope_head_dim": "qk_head_dim",
+        "rope_max_timescale": "global_rotary_base", "normalization_layer_epsilon": "layernorm_epsilon",
+        "sliding_window_size": "window", "q_lora_rank": "q_lora_rank", "kv_lora_rank": "kv_lora_rank",
+        "qk_nope_head_dim": "qk_head_dim",
         "qk_rope_head_dim": "qk_pos_emb_head_dim", "v_head_dim": "v_head_dim", "partial_rotary_factor": "rotary_percent",
         "routed_scaling_factor": "moe_router_topk_scaling_factor", "vocab_size": "vocab_size",
     },
@@ -340,8 +342,9 @@ def own_settings(config: Any) -> dict[str, Any]:
     own = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
     stated = re.search(r"([\d,]+)-token vocabulary", type(config).__doc__ or "")
     own["vocab_size"] = own["vocab_size"] or (int(stated[1].replace(",", "")) if stated else None)
-    window = own.get("window_size")
-    return own | {"window": window[0] + 1 if isinstance(window, tuple) else None}
+    window, bases = own.get("window_size"), own.get("rotary_base")
+    own["window"] = window[0] + 1 if isinstance(window, tuple) else None
+    return own | {"global_rotary_base": bases[-1] if isinstance(bases, tuple) else bases}
 
 
 def compared(folder: Path, size: str, config: Any) -> Iterator[tuple[str, int, dict[str, tuple[Any, Any]]]]:
@@ -365,6 +368,10 @@ def compared(folder: Path, size: str, config: Any) -> Iterator[tuple[str, int, d
         yield f"transformers, `{_DEFAULTS[size]}Config()`", *differing(own, defaults_of(_DEFAULTS[size]))
     if found := nemo_settings(folder, name := size.partition(":")[2]):
         found = {setting: value for setting, value in found.items() if value is not None and setting in own}
+        if isinstance(
+            window := found.get("window_size"), int
+        ):  # tokens with the current one; a pair has those before it
+            found["window_size"] = (window - 1, 0)
         yield link("NVIDIA/NeMo", nemo_classes(folder)[name][0], name), *differing(own, found)
 
 
@@ -380,7 +387,8 @@ def defaults_of(name: str) -> dict[str, Any]:
 
 
 def differing(own: dict[str, Any], found: dict[str, Any]) -> tuple[int, dict[str, tuple[Any, Any]]]:
-    found = {name: value for name, value in found.items() if name not in TRAINING and not callable(value)}
+    unset = {"vocab_size"} if own["vocab_size"] is None else set()
+    found = {name: value for name, value in found.items() if name not in TRAINING | unset and not callable(value)}
     found = {name: tuple(value) if isinstance(value, list) else value for name, value in found.items()}
     own = {name: tuple(value) if isinstance(value, list) else value for name, value in own.items()}
     return len(found), {name: (own.get(name), value) for name, value in found.items() if own.get(name) != value}

@@ -356,7 +356,7 @@ def one_row(root: str, row: Any) -> dict[str, Any]:
     released = Released(folder)
     chunk = released.chunk(released.config(mtp_num_layers=None))
     found: dict[str, Any] = {
-        "family": released.conversion.model.__module__.rpartition(".")[2],
+        "family": released.conversion.configs[0].__module__.rpartition(".")[2],
         "import": apart(our_logits(chunk), expected),
     }
     if row.trained:

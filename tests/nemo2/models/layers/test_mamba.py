@@ -39,7 +39,7 @@ def recurrence(x: Tensor, dt: Tensor, decay: Tensor, b: Tensor, c: Tensor) -> Te
 
 @pytest.mark.parametrize(("length", "chunk"), [(12, 4), (13, 4), (5, 8), (8, 1)])
 def test_the_scan_in_chunks_is_the_recurrence(length: int, chunk: int) -> None:
-    from nemo2.models.mamba_layers import selective_scan
+    from nemo2.models.layers.mamba import selective_scan
 
     torch.manual_seed(0)
     x = torch.randn(2, length, 4, 3, dtype=torch.float64, requires_grad=True)
@@ -62,7 +62,7 @@ def test_the_scan_in_chunks_is_the_recurrence(length: int, chunk: int) -> None:
 
 
 def test_a_strong_decay_over_a_long_chunk_stays_finite() -> None:
-    from nemo2.models.mamba_layers import selective_scan
+    from nemo2.models.layers.mamba import selective_scan
 
     x = torch.ones(1, 256, 1, 1, requires_grad=True)
     dt, decay, one = torch.full((1, 256, 1), 10.0), torch.tensor([-16.0]), torch.ones(1, 256, 1, 1)
