@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long the code of each family of models is, beside Megatron-Bridge's.
+"""How far each family of models is from transformers' own, and how long its code is, beside Megatron-Bridge's.
 
+python -m tools.hugging_face --measure    # the differences, of each tiny model: bench/results/hugging-face-logits.json
 python bench/families.py FOLDER_OF_MEGATRON_BRIDGE/src/megatron/bridge/models
 
 A line of code holds more than a comment or a docstring. Megatron-Bridge's are those of the modules that register an architecture
@@ -9,12 +10,16 @@ of the family, and of their providers. It needs neither torch nor transformers.
 
 import ast
 import io
+import json
 import re
 import sys
 import tokenize
 from collections import defaultdict
 from pathlib import Path
+from typing import Any
 
+FIGURES = Path(__file__).with_name("results") / "hugging-face-logits.json"
+LAYOUTS = ("TP 2, SP", "PP 2", "EP 2")
 MODELS = Path(__file__).resolve().parents[1] / "nemo2" / "models"
 _NO_CODE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
 
@@ -46,7 +51,9 @@ def bridges(root: Path) -> dict[str, set[Path]]:
 def table(bridge: Path) -> str:
     """The families as Markdown, in the order of their modules."""
     theirs = bridges(bridge)
-    rows, compared = ["| file | lines | Megatron-Bridge's |", "|---|---|---|"], [0, 0]
+    measured = json.loads(FIGURES.read_text()).values()
+    head = ("file", "models", "in", "out", *LAYOUTS, "bytes", "greedy tokens", "lines", "Megatron-Bridge's")
+    rows, compared = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"], [0, 0]
     for file in sorted(MODELS.glob("*.py")):
         text = file.read_text()
         architectures = re.findall(r'"(\w+(?:ForCausalLM|LMHeadModel|ChatGLMModel))"', text)
@@ -56,8 +63,25 @@ def table(bridge: Path) -> str:
         beside = sum(code_lines(one.read_text()) for one in files)
         if files:
             compared = [compared[0] + own, compared[1] + beside]
-        rows.append(f"| `{file.name}` | {own} | {beside if files else '–'} |")
-    return "\n".join([*rows, f"| all that both have | {compared[0]} | {compared[1]} |"])
+        cells = figures([one for one in measured if one.get("family") == file.stem])
+        rows.append(f"| `{file.name}` | {' | '.join(cells)} | {own} | {beside if files else '–'} |")
+    total = ["all that both have", *[""] * (len(head) - 3), *map(str, compared)]
+    return "\n".join([*rows, f"| {' | '.join(total)} |"])
+
+
+def figures(rows: list[dict[str, Any]]) -> list[str]:
+    """Of the tiny models of a family how many they are, the greatest differences in millionths, and what is equal in all."""
+    if not rows:
+        return ["0", *"–" * (len(LAYOUTS) + 4)]
+    differences = [[row["in"] for row in rows], [row["out"] for row in rows]]
+    differences += [[row["layouts"].get(layout) for row in rows] for layout in LAYOUTS]
+    greatest = (max((one for one in each if one is not None), default=None) for each in differences)
+    return [
+        str(len(rows)),
+        *("–" if one is None else f"{one * 1e6:.1f}" for one in greatest),
+        "equal" if not any(row["other_bytes"] for row in rows) else "different",
+        f"{sum(row['greedy'] for row in rows)} equal" if all(row["greedy"] for row in rows) else "different",
+    ]
 
 
 if __name__ == "__main__":

@@ -190,7 +190,7 @@ _starcoder = partial(
     **{**SHORT, "trainer_settings": {"limit_test_batches": 32, "val_check_interval": 1000}},
 )
 starcoder = partial(_starcoder, family="StarCoder", model_class="nemo2.models.starcoder:StarcoderModel")
-starcoder2 = partial(_starcoder, family="StarCoder 2", model_class="nemo2.models.starcoder:Starcoder2Model")
+starcoder2 = partial(_starcoder, family="StarCoder 2", model_class="nemo2.models.starcoder2:Starcoder2Model")
 _hybrid = partial(HybridRecipe, model_class="nemo2.models.ssm:MambaModel")
 mamba2 = partial(
     _hybrid,

@@ -80,6 +80,7 @@ import nemo2.models.seed_oss
 import nemo2.models.smollm3
 import nemo2.models.ssm
 import nemo2.models.starcoder
+import nemo2.models.starcoder2
 import nemo2.recipes._assembler
 import nemo2.recipes._finetuning
 import nemo2.recipes._signatures
@@ -1255,23 +1256,23 @@ class SquadDataModule(_Closed, nemo2.config.Config[nemo2.data.finetuning.publish
 class Starcoder2Config15B(
     _GPTConfigFields,
     _Closed,
-    nemo2.models.starcoder.Starcoder2Config15B,
-    nemo2.config.Config[nemo2.models.starcoder.Starcoder2Config15B],
+    nemo2.models.starcoder2.Starcoder2Config15B,
+    nemo2.config.Config[nemo2.models.starcoder2.Starcoder2Config15B],
 ): ...
 class Starcoder2Config3B(
     _GPTConfigFields,
     _Closed,
-    nemo2.models.starcoder.Starcoder2Config3B,
-    nemo2.config.Config[nemo2.models.starcoder.Starcoder2Config3B],
+    nemo2.models.starcoder2.Starcoder2Config3B,
+    nemo2.config.Config[nemo2.models.starcoder2.Starcoder2Config3B],
 ): ...
 class Starcoder2Config7B(
     _GPTConfigFields,
     _Closed,
-    nemo2.models.starcoder.Starcoder2Config7B,
-    nemo2.config.Config[nemo2.models.starcoder.Starcoder2Config7B],
+    nemo2.models.starcoder2.Starcoder2Config7B,
+    nemo2.config.Config[nemo2.models.starcoder2.Starcoder2Config7B],
 ): ...
 class Starcoder2Model(
-    _GPTModelFields[_ModelConfig], _Closed, nemo2.config.Config[nemo2.models.starcoder.Starcoder2Model]
+    _GPTModelFields[_ModelConfig], _Closed, nemo2.config.Config[nemo2.models.starcoder2.Starcoder2Model]
 ): ...
 class StarcoderConfig15B(
     _GPTConfigFields,

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from support import small_runs
-from support.hf_models import LENGTH, VOCABULARY, Row
+from support.hf_models import LENGTH, ROWS, VOCABULARY, Row
 
 SEED = 5
 
@@ -97,6 +97,20 @@ def tokens() -> Tensor:
 def logits_of(model: Any) -> Tensor:
     with torch.no_grad():
         return model(tokens(), use_cache=False).logits
+
+
+def greedy_tokens(chunk: Any, model: Any, *, prompt_length: int = 12, count: int = 8) -> list[list[list[int]]]:
+    """The tokens after each of two prompts: nemo2's with its caches of keys and states, and transformers'."""
+    from nemo2.models.decoding import CachedDecoder
+
+    prompts = tokens()[:, :prompt_length]
+    decoder = CachedDecoder(chunk, batch_size=len(prompts), max_sequence_length=prompt_length + count)
+    ours = [prompts]
+    with torch.no_grad():
+        for _ in range(count):
+            ours.append(decoder.feed(ours[-1]).argmax(-1, keepdim=True))
+    theirs = model.generate(prompts, max_new_tokens=count, do_sample=False, pad_token_id=0)
+    return [found[:, prompt_length:].tolist() for found in (torch.cat(ours, dim=1), theirs)]
 
 
 def plain(model: Any) -> Any:
@@ -278,3 +292,153 @@ def our_logits(chunk: Any) -> Tensor:
 def apart(found: Tensor, expected: Tensor) -> float:
     """The largest difference relative to the largest logit."""
     return float((found - expected).abs().max() / expected.abs().max())
+
+
+# Both sides
+
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "TP 2, SP": {"tensor_model_parallel_size": 2, "expert_tensor_parallel_size": 2, "sequence_parallel": True},
+    "PP 2": {"pipeline_model_parallel_size": 2},
+    "EP 2": {"expert_model_parallel_size": 2},
+}
+
+
+def folder_of(root: str, row: Any) -> Path:
+    return Path(root) / str(ROWS.index(row))
+
+
+def result_or_error(function: Any, *arguments: Any) -> Any:
+    """What a function returns, or what it raises: one row's fault isn't the others'."""
+    try:
+        return function(*arguments)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+
+
+def both_ways(root: str, names: list[str]) -> dict[str, Any]:
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    start()
+    return {row.name: result_or_error(one_row, root, row) for row in ROWS if row.name in names}
+
+
+def one_row(root: str, row: Any) -> dict[str, Any]:
+    from safetensors.torch import load_file
+
+    from nemo2.hugging_face.exporting import export_weights
+    from nemo2.models.conversion.families import conversion_of
+    from support.released_models import import_release
+
+    folder = folder_of(root, row)
+    folder.mkdir(parents=True)
+    model = make(row, folder)
+    config_json = add_unknown_fields(folder)
+    expected = logits_of(model)
+    torch.save(expected, folder / "logits.pt")
+    released = Released(folder)
+    chunk = released.chunk(released.config(mtp_num_layers=None))
+    found: dict[str, Any] = {
+        "family": released.conversion.configs[0].__module__.rpartition(".")[2],
+        "import": apart(our_logits(chunk), expected),
+    }
+    if row.trained:
+        found["step"] = one_step(model, chunk, released, row, folder)
+    config = released.config()
+    checkpoint = import_release(folder, folder / "imported")
+    whole = released.chunk(config, checkpoint)
+    found["import"] = max(found["import"], apart(our_logits(whole), expected))
+    found["greedy"] = greedy_tokens(whole, model)
+    back = export_weights(checkpoint, folder / "back")
+    found["config"] = comparable(row.name, config_json, json.loads((back / "config.json").read_text()))
+    if conversion_of(config) is released.conversion:
+        tensors = load_file(back / "model.safetensors")
+    else:  # ChatGLM, which goes out as a GLM
+        tensors = taken_apart(released.entries(config), stored_by(whole))
+    found["back"] = differing(tensors, released.file)
+    found |= exported(row, released, chunk, folder / "exported")
+    return found
+
+
+def differing(tensors: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> list[str]:
+    """Names of tensors that aren't bit by bit what the file has."""
+    return sorted(
+        name
+        for name in {*theirs, *tensors}
+        if name not in theirs or name not in tensors or not torch.equal(theirs[name], tensors[name])
+    )
+
+
+def exported(row: Any, released: Any, chunk: Any, folder: Path) -> dict[str, Any]:
+    """Of other weights in our model: what transformers computes with them, and what we read again."""
+    from transformers import AutoModelForCausalLM
+
+    generator = torch.Generator().manual_seed(9)
+    for parameter in chunk.parameters():
+        parameter.data += 0.1 * torch.randn(parameter.shape, generator=generator)
+    stored, entries = stored_by(chunk), released.entries(chunk.config)
+    again = whole(entries, taken_apart(entries, stored))
+    answer: dict[str, Any] = {"again": sorted(key for key in stored if not torch.equal(stored[key], again[key]))}
+    told = released.conversion.hf_config(chunk.config)
+    assert json.loads(json.dumps(told)) == told
+    if not row.readable:
+        return answer
+    export(released, chunk, folder)
+    auto: Any = AutoModelForCausalLM
+    model, loading = auto.from_pretrained(folder, output_loading_info=True, dtype=torch.float32)
+    answer["loading"] = {name: sorted(map(str, what)) for name, what in loading.items() if what}
+    answer["export"] = apart(our_logits(chunk), logits_of(plain(model)))
+    return answer
+
+
+def one_step(model: Any, chunk: Any, released: Any, row: Any, folder: Path) -> dict[str, float]:
+    """Losses of the first step and gradients, as files: each parameter replaced by its gradient."""
+    ids = tokens()
+    labels = ids.roll(-1, dims=1)
+    positions = torch.arange(ids.size(1)).expand_as(ids)
+    loss = chunk(ids, positions, None, labels=labels).mean()
+    theirs = torch.nn.functional.cross_entropy(model(ids, use_cache=False).logits.flatten(0, 1), labels.flatten())
+    loss.backward()
+    theirs.backward()
+    weights = [(parameter, parameter.data) for parameter in (*chunk.parameters(), *model.parameters())]
+    for parameter, _ in weights:
+        assert parameter.grad is not None
+        parameter.data = parameter.grad
+    write(model, folder / "gradients", row)
+    ours = taken_apart(released.entries(chunk.config), stored_by(chunk))
+    file = Released(folder / "gradients").file
+    for parameter, data in weights:
+        parameter.data, parameter.grad = data, None
+    worst = max(float((ours[name] - file[name]).norm() / file[name].norm()) for name in file)
+    return {
+        "loss": float(((loss - theirs).abs() / theirs).detach()),
+        "gradients": worst,
+        "compared": len(file) - len(ours),
+    }
+
+
+def at_layouts(root: str, names: list[str]) -> dict[str, dict[str, Any]]:
+    """Of each named row at each of its layouts how far the logits are from transformers'; None on ranks without any."""
+    found: dict[str, dict[str, Any]] = {name: {} for name in names}
+    for layout, own in LAYOUTS.items():
+        started: dict[str, Any] = {}
+        rows = [row for row in ROWS if row.name in names and layout in row.layouts]
+        for row in sorted(rows, key=lambda row: len(row.with_tp)):
+            sizes = {**own, **(row.with_tp if layout.startswith("TP") else {})}
+            if sizes != started:
+                start(**sizes)
+                started = sizes
+            found[row.name][layout] = result_or_error(at_layout, folder_of(root, row), sizes)
+    return found
+
+
+def at_layout(folder: Path, sizes: dict[str, Any]) -> float | None:
+    from megatron.core import parallel_state
+
+    released = Released(folder)
+    chunk = released.chunk(released.config(**sizes, parallel_output=False), folder / "imported")
+    logits = our_logits(chunk)
+    if not parallel_state.is_pipeline_last_stage():
+        return None
+    return apart(logits, torch.load(folder / "logits.pt"))

@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """The table of docs/hugging_face.md: a row for each tiny model that the tests hold against transformers' own.
 
-python -m tools.hugging_face              # write it; `make fmt` does
-python -m tools.hugging_face --measure    # measure its figures again, first (some minutes)
+python -m tools.hugging_face                        # write it; `make fmt` does
+python -m tools.hugging_face --measure [ROW ...]    # measure its figures again, first; of all rows in some minutes
 """
 
 import json
-import os
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
 
 from support.hf_models import ROWS, Row
 
@@ -18,8 +18,8 @@ PAGE = Path(__file__).resolve().parents[1] / "docs" / "hugging_face.md"
 BEGIN, END = "<!-- families, written by `make fmt` from support/hf_models.py -->", "<!-- end of the families -->"
 TRANSFORMERS_HAS_NONE = "no: names of the release"
 FIGURES = Path(__file__).resolve().parents[1] / "bench" / "results" / "hugging-face-logits.json"
-MEASURED_VARIABLE = "NEMO2_LOGITS_FILE"
-_TESTS = "tests/nemo2/models/conversion/test_parity.py"
+_TIMEOUT_SECONDS = 1200
+_AT_ONCE = 8
 
 
 def table() -> str:
@@ -29,18 +29,35 @@ def table() -> str:
     return "\n".join([head, "|---|---|---|---|---|---|---|", *(_line(row, measured.get(row.name, {})) for row in ROWS)])
 
 
-def figures(alone: Mapping[str, float], ranks: Sequence[Mapping[str, float | None]]) -> dict[str, float | None]:
-    """The greatest difference of logits of a row: of one process and of ``ranks`` at all layouts, and of what was exported."""
-    laid_out = [one for rank in ranks for one in rank.values() if one is not None]
-    return {"in": max(alone["import"], *laid_out), "out": alone.get("export")}
+def figures(alone: Mapping[str, Any], ranks: Sequence[Mapping[str, float | None]]) -> dict[str, Any]:
+    """What is measured of a row in one process and, by ``ranks``, at its layouts: the greatest differences of logits, the tensors
+    that come back with other bytes, and the greedy tokens that are transformers'."""
+    layouts = {name: max(rank[name] or 0.0 for rank in ranks) for name in ranks[0]}
+    tokens, expected = (sum(each, []) for each in alone["greedy"])
+    return {
+        "family": alone["family"],
+        "in": max([alone["import"], *layouts.values()]),
+        "out": alone.get("export"),
+        "layouts": layouts,
+        "other_bytes": len(alone["back"]) + len(alone["again"]),
+        "greedy": len(tokens) if tokens == expected else 0,
+    }
 
 
-def measure() -> None:
-    """Run the tests of the table, which write `FIGURES`."""
-    environment = {**os.environ, MEASURED_VARIABLE: str(FIGURES)}
-    subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", _TESTS, "-m", "", "-k", "not page"], env=environment, check=True
-    )
+def measure(names: Sequence[str]) -> None:
+    """Measure these rows, some in each process, and add them to the figures at once."""
+    from support import hf_parity, ranks
+
+    ranks.prepare("transformers.models.auto.modeling_auto", "transformers.generation.utils")
+    for some in (names[start : start + _AT_ONCE] for start in range(0, len(names), _AT_ONCE)):
+        with TemporaryDirectory() as folder:
+            (alone,) = ranks.run(hf_parity.both_ways, 1, folder, some, timeout=_TIMEOUT_SECONDS)
+            laid_out = ranks.run(hf_parity.at_layouts, 2, folder, some, timeout=_TIMEOUT_SECONDS)
+        measured = {name: figures(alone[name], [rank[name] for rank in laid_out]) for name in some}
+        print("\n".join(f"{name}: {of_row}" for name, of_row in measured.items()), flush=True)
+        stored = json.loads(FIGURES.read_text()) | measured
+        in_order = {row.name: stored[row.name] for row in ROWS if row.name in stored}
+        FIGURES.write_text(json.dumps(in_order, indent=1) + "\n")
 
 
 def page() -> str:
@@ -49,7 +66,7 @@ def page() -> str:
     return f"{before}{BEGIN}\n{table()}\n{END}{rest.split(END)[1]}"
 
 
-def _line(row: Row, measured: Mapping[str, float | None]) -> str:
+def _line(row: Row, measured: Mapping[str, Any]) -> str:
     kind = row.config.removesuffix("Config").removesuffix("Text")
     layouts = " · ".join(("1", *row.layouts))
     differences = " | ".join("–" if (one := measured.get(way)) is None else f"{one * 1e6:.1f}" for way in ("in", "out"))
@@ -58,6 +75,6 @@ def _line(row: Row, measured: Mapping[str, float | None]) -> str:
 
 
 if __name__ == "__main__":
-    if "--measure" in sys.argv[1:]:
-        measure()
+    if sys.argv[1:2] == ["--measure"]:
+        measure(sys.argv[2:] or [row.name for row in ROWS])
     PAGE.write_text(page())

@@ -24,6 +24,7 @@ FAMILIES = (
     "qwen2",
     "qwen3",
     "starcoder",
+    "starcoder2",
 )
 """Modules of `nemo2.models` whose dense layers are all alike."""
 LAYERS = "decoder.layers."

@@ -210,13 +210,13 @@ from nemo2.models.ssm import NemotronNano12Bv2 as NemotronNano12Bv2
 from nemo2.models.ssm import NVIDIAMambaConfig8B as NVIDIAMambaConfig8B
 from nemo2.models.ssm import NVIDIAMambaHybridConfig8B as NVIDIAMambaHybridConfig8B
 from nemo2.models.ssm import SSMConfig as SSMConfig
-from nemo2.models.starcoder import Starcoder2Config as Starcoder2Config
-from nemo2.models.starcoder import Starcoder2Config3B as Starcoder2Config3B
-from nemo2.models.starcoder import Starcoder2Config7B as Starcoder2Config7B
-from nemo2.models.starcoder import Starcoder2Config15B as Starcoder2Config15B
-from nemo2.models.starcoder import Starcoder2Model as Starcoder2Model
 from nemo2.models.starcoder import StarcoderConfig as StarcoderConfig
 from nemo2.models.starcoder import StarcoderConfig15B as StarcoderConfig15B
 from nemo2.models.starcoder import StarcoderModel as StarcoderModel
+from nemo2.models.starcoder2 import Starcoder2Config as Starcoder2Config
+from nemo2.models.starcoder2 import Starcoder2Config3B as Starcoder2Config3B
+from nemo2.models.starcoder2 import Starcoder2Config7B as Starcoder2Config7B
+from nemo2.models.starcoder2 import Starcoder2Config15B as Starcoder2Config15B
+from nemo2.models.starcoder2 import Starcoder2Model as Starcoder2Model
 
 __all__: list[str]

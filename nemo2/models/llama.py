@@ -65,7 +65,8 @@ class CodeLlamaConfig34B(
 @configurable
 @dataclass
 class CodeLlamaConfig70B(Llama2Config70B):
-    """68.98 B parameters with the 32,016-token vocabulary; base and sequence length are Llama 2's."""
+    """68.98 B parameters with the 32,016-token vocabulary. Rotary base and sequence length are Llama 2's, as in the Python and
+    Instruct releases; CodeLlama-70b-hf has 1,000,000 and 16,384 (meta-llama/codellama, issue 188)."""
 
 
 # Llama 3 and 3.1: arXiv:2407.21783, table 3; vocabulary 128,256; rotary base 500,000.

@@ -61,7 +61,7 @@ def default_stack_spec(config: "SSMConfig") -> ModuleSpec:
         from nemo2.models.layers.spec import completed
 
         return completed(mamba_stack_spec, config)
-    from nemo2.models.mamba_layers import torch_stack_spec
+    from nemo2.models.layers.mamba import torch_stack_spec
 
     return torch_stack_spec(config)
 

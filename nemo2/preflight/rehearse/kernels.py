@@ -457,17 +457,13 @@ def _wrapped(target: str, wrap: Callable[[Any], Any], why: str) -> Patch:
 
 def te_kernels() -> tuple[Patch, ...]:
     """The stand-ins, for `rehearsing(patches=...)`."""
-    layers, mamba, why = (
-        "nemo2.models.layers",
-        "nemo2.models.mamba_layers",
-        "a GPU runs this as one kernel, which saves less",
-    )
+    layers, why = "nemo2.models.layers", "a GPU runs this as one kernel, which saves less"
     fusions, moe = "megatron.core.fusions", "megatron.core.transformer.moe"
     replacements = {
         f"{layers}.norm:TorchNorm.forward": _norm,
         f"{layers}.experts:TorchGroupedMLP._product": _grouped_product,
-        f"{mamba}:TorchMambaMixer.forward": _mamba,
-        f"{mamba}:GroupedRMSNorm.forward": _grouped_norm,
+        f"{layers}.mamba:TorchMambaMixer.forward": _mamba,
+        f"{layers}.mamba:GroupedRMSNorm.forward": _grouped_norm,
         f"{layers}.delta_net:GatedDeltaNet.delta_rule": _delta_rule,
     }
     wrappers = {

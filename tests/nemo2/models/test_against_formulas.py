@@ -89,7 +89,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], Formula]] = {
     "starcoder:StarcoderConfig15B": ("StarCoder", {"num_query_groups": 1}, Formula(
         activation=tanh_gelu, gated=False, layer_norm=True, groups=1, rotary_base=None,
     )),
-    "starcoder:Starcoder2Config7B": ("StarCoder 2", {}, Formula(
+    "starcoder2:Starcoder2Config7B": ("StarCoder 2", {}, Formula(
         activation=tanh_gelu, gated=False, layer_norm=True, rotary_base=lambda layer: 1e6,
     )),
     "gpt3:GPTConfig175B": ("GPT-3", {"num_query_groups": None}, Formula(

@@ -41,7 +41,7 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "GPT-OSS": ("gpt_oss", "GPTOSSConfig20B", {}),
     "Phi-3": ("phi3", "Phi3ConfigMini", {}),
     "StarCoder": ("starcoder", "StarcoderConfig15B", {"num_query_groups": 4}),
-    "StarCoder 2": ("starcoder", "Starcoder2Config3B", {}),
+    "StarCoder 2": ("starcoder2", "Starcoder2Config3B", {}),
     "Baichuan 2": ("baichuan", "Baichuan2Config7B", {}),
     "ChatGLM": ("chatglm", "ChatGLM3Config6B", {}),
     "SmolLM 3": ("smollm3", "SmolLM3Config3B", {}),

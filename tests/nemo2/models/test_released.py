@@ -139,6 +139,24 @@ def test_scout_stretches_its_frequencies_as_released() -> None:
     torch.testing.assert_close(scaled, theirs)
 
 
+def test_phi_4_mini_scales_queries_and_keys_as_released() -> None:
+    from transformers import Phi3Config
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    from nemo2.models.phi3 import Phi4MiniConfig3P8B
+
+    ours: Any = Phi4MiniConfig3P8B().rope_stretching
+    published = Phi3Config(
+        hidden_size=3072, num_attention_heads=24, max_position_embeddings=131072, original_max_position_embeddings=4096,
+        rope_parameters={
+            "rope_type": "longrope", "rope_theta": 10_000.0, "partial_rotary_factor": 0.75,
+            "short_factor": ours.short_factors, "long_factor": ours.long_factors,
+        },
+    )  # fmt: skip
+    _, amplitude = ROPE_INIT_FUNCTIONS["longrope"](published, torch.device("cpu"), seq_len=4096)
+    assert ours.amplitude == pytest.approx(amplitude) and amplitude > 1.1
+
+
 def test_a_frequency_that_turns_exactly_once_is_a_number() -> None:
     once = torch.tensor([2 * torch.pi / 8192], dtype=torch.float64)
     scaling = {"scale_factor": 16.0, "low_freq_factor": 1.0, "high_freq_factor": 1.0, "old_context_len": 8192}
@@ -147,7 +165,7 @@ def test_a_frequency_that_turns_exactly_once_is_a_number() -> None:
 
 @pytest.mark.parametrize(
     ("ours", "theirs", "window"),
-    [("starcoder.Starcoder2Config7B", "Starcoder2Config", 4096), ("phi3.Phi3ConfigMini", "Phi3Config", 2047)],
+    [("starcoder2.Starcoder2Config7B", "Starcoder2Config", 4096), ("phi3.Phi3ConfigMini", "Phi3Config", 2047)],
 )
 def test_a_token_sees_as_far_back_as_in_the_release(ours: str, theirs: str, window: int) -> None:
     from transformers.masking_utils import create_sliding_window_causal_mask
@@ -279,7 +297,7 @@ def test_baichuan_normalises_the_rows_of_its_output_layer(run_on_ranks: Any, ran
     ("module", "name"),
     [
         ("gpt", "GPTConfig"), ("llama", "LlamaConfig"), ("llama", "Llama31Config"), ("qwen3", "Qwen3MoEConfig"),
-        ("gemma2", "Gemma2Config"), ("starcoder", "Starcoder2Config"),
+        ("gemma2", "Gemma2Config"), ("starcoder2", "Starcoder2Config"),
     ],
 )  # fmt: skip
 def test_a_configuration_without_a_size_says_what_it_lacks(module: str, name: str) -> None:

@@ -159,6 +159,8 @@ PUBLISHED: dict[str, dict[str, tuple[int, float]]] = {
     },
     "starcoder": {
         "StarcoderConfig15B": (49_152, 15_517_456_384),
+    },
+    "starcoder2": {
         "Starcoder2Config3B": (49_152, 3_030_371_328),
         "Starcoder2Config7B": (49_152, 7_173_923_840),
         "Starcoder2Config15B": (49_152, 15_957_889_024),

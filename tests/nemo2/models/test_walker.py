@@ -77,8 +77,8 @@ def with_experts_in_hybrids(config: Any) -> Any:
     from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
     from megatron.core.transformer import TransformerLayerSubmodules
 
+    from nemo2.models.layers.mamba import torch_stack_spec
     from nemo2.models.layers.spec import _replacements, exchanged
-    from nemo2.models.mamba_layers import torch_stack_spec
 
     layer: Any = exchanged(get_gpt_layer_local_spec(num_experts=4, normalization="RMSNorm"), _replacements(config))
     whole, stack = layer.submodules, torch_stack_spec(config)

@@ -230,7 +230,7 @@ def test_what_our_model_can_t_be_is_refused_by_field_and_value(fields: Any, word
         ("mistral.MistralConfig7B", {"add_qkv_bias": True}, r"add_qkv_bias=True \(it would become False\)"),
         ("qwen2.Qwen2Config7B", {"kv_channels": 64}, "kv_channels=64"),
         ("gpt3.GPTConfig175B", {}, "layernorm_zero_centered_gamma=True"),
-        ("starcoder.Starcoder2Config3B", {"bias_activation_fusion": False}, "activation_func='GELU'"),
+        ("starcoder2.Starcoder2Config3B", {"bias_activation_fusion": False}, "activation_func='GELU'"),
         ("baichuan.Baichuan2Config7B", {"normalize_output_layer": False}, "normalize_output_layer=False"),
         ("deepseek.DeepSeekV2Config", {"moe_router_group_score": "sum"}, "moe_router_group_score='sum'"),
     ],
@@ -287,7 +287,7 @@ RELEASED: dict[str, tuple[dict[str, Any], str]] = {
          "intermediate_size": 18432, "max_position_embeddings": 16384, "norm_epsilon": 1e-5, "num_attention_heads": 36,
          "num_hidden_layers": 32, "num_key_value_heads": 4, "residual_dropout": 0.0, "rope_theta": 1000000,
          "sliding_window": 4096, "use_bias": True, "vocab_size": 49152},
-        "starcoder.Starcoder2Config7B",
+        "starcoder2.Starcoder2Config7B",
     ),
 }  # fmt: skip
 

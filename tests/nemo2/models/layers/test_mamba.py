@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from nemo2.errors import ConfigError
-from nemo2.models.mamba_layers import selective_scan
+from nemo2.models.layers.mamba import selective_scan
 from nemo2.models.ssm import NemotronHConfig8B
 from support import small_runs
 from support.small_runs import device

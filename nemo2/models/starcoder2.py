@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""StarCoder 2: LayerNorm, GELU and biases; rotary positions, a sliding window and few key-value groups.
+
+Sources: arXiv:2402.19173, table 6; the released config.json files of bigcode/starcoder2-*.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, Optional, Union
+
+import torch.nn.functional as F
+
+from nemo2.config.capture import configurable
+from nemo2.models.conversion.decoder import attention, decoder, decoder_conversion, feed_forward
+from nemo2.models.conversion.pieces import one
+from nemo2.models.conversion.positions import rope_fields, rope_of
+from nemo2.models.conversion.settings import Config, Field, decoder_fields, refusal, size_of, uniform_window, without
+from nemo2.models.conversion.table import Row
+from nemo2.models.gpt import GPTConfig, GPTModel
+
+
+@configurable
+@dataclass
+class Starcoder2Config(GPTConfig):
+    """StarCoder 2: rotary positions; a token attends to itself and the 4,095 before it (arXiv:2402.19173, section 6.1)."""
+
+    # With the fusion below, the tanh approximation, as in StarCoder.
+    activation_func: Callable = F.gelu
+    seq_length: int = 16384
+    position_embedding_type: Literal["learned_absolute", "rope", "none"] = "rope"
+    # NeMo 2.0 has no window, and so differs from the 4,097th token on.
+    window_size: Optional[tuple[int, int]] = (4095, 0)
+    # Transformer Engine splits a sequence with a window over context-parallel ranks only by all-to-all.
+    cp_comm_type: Optional[Union[str, list[str]]] = "a2a"
+    hidden_dropout: float = 0.0
+    attention_dropout: float = 0.0
+    init_method_std: float = 0.01
+    share_embeddings_and_output_weights: bool = False
+    attention_softmax_in_fp32: bool = True
+    bias_activation_fusion: bool = True
+    bias_dropout_fusion: bool = True
+
+
+class Starcoder2Config3B(
+    Starcoder2Config,
+    num_layers=30,
+    hidden_size=3072,
+    ffn_hidden_size=12288,
+    num_query_groups=2,
+    num_attention_heads=24,
+    init_method_std=0.018042,
+    share_embeddings_and_output_weights=True,
+):
+    """3.03 B parameters with the 49,152-token vocabulary, the embedding counted once (tied)."""
+
+    rotary_base: float = 999999.4420358813
+
+
+class Starcoder2Config7B(
+    Starcoder2Config,
+    num_layers=32,
+    hidden_size=4608,
+    ffn_hidden_size=18432,
+    num_query_groups=4,
+    num_attention_heads=36,
+    init_method_std=0.018042,
+    rotary_base=1_000_000,
+    share_embeddings_and_output_weights=True,
+):
+    """7.17 B parameters with the 49,152-token vocabulary, the embedding counted once (tied)."""
+
+
+class Starcoder2Config15B(
+    Starcoder2Config,
+    num_layers=40,
+    hidden_size=6144,
+    ffn_hidden_size=24576,
+    num_query_groups=4,
+    num_attention_heads=48,
+    init_method_std=0.01275,
+    rotary_base=100_000,
+):
+    """16.0 B parameters with the 49,152-token vocabulary."""
+
+
+@configurable
+class Starcoder2Model(GPTModel):
+    """The LightningModule of StarCoder 2; see `GPTModel`."""
+
+
+def _rows(config: Starcoder2Config) -> list[Row]:
+    layer = [
+        *attention(config, norm_bias=True),
+        *feed_forward(one("mlp.c_fc."), "mlp.c_proj.", bias=True, norm_bias=True),
+    ]
+    return decoder(config, layer, norm_bias=True)
+
+
+def _ours(hf: Config) -> dict[str, Any]:
+    dropout = hf.get("residual_dropout", 0.0)
+    if hf.get("embedding_dropout", 0.0) != dropout:
+        raise refusal(hf, "embedding_dropout", f"nemo2's model needs residual_dropout's value, {dropout}")
+    return uniform_window(hf)
+
+
+def _theirs(ours: Starcoder2Config) -> dict[str, Any]:
+    return {"embedding_dropout": ours.hidden_dropout, "sliding_window": size_of(ours.window_size)}
+
+
+STARCODER2 = decoder_conversion(
+    "Starcoder2ForCausalLM",
+    Starcoder2Model,
+    Starcoder2Config,
+    rows=_rows,
+    fields=[
+        *without(
+            decoder_fields(
+                num_key_value_heads=2,
+                max_position_embeddings=4096,
+                initializer_range=0.018042,
+                tie_word_embeddings=True,
+            ),
+            "rms_norm_eps",
+            "head_dim",
+        ),
+        Field("norm_epsilon", "layernorm_epsilon", 1e-5),
+        Field("residual_dropout", "hidden_dropout", 0.0),
+    ],
+    only={"model_type": "starcoder2", "hidden_act": "gelu_pytorch_tanh", "use_bias": True},
+    ours=_ours,
+    theirs=_theirs,
+    rotary=(lambda hf, _: {"rotary_base": rope_of(hf).theta}, lambda ours: rope_fields(ours.rotary_base)),
+)
