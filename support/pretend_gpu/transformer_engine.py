@@ -30,6 +30,11 @@ MASKED = -10000.0
 def install() -> None:
     """Replace the functions in the extension and in all modules that imported them."""
     extension: Any = sys.modules["transformer_engine_torch"]
+    permutation: Any = sys.modules.get("transformer_engine.pytorch.triton.permutation")
+    for name in [name for name in vars(permutation) if name.endswith("_kernel")] if permutation else ():
+        setattr(permutation, name, _NoKernel())  # Triton's interpreter would take seconds for a layer
+    for name in [name for name in VALUES if hasattr(permutation, name)]:
+        setattr(permutation, name, _filled(getattr(permutation, name), VALUES[name]))
     replaced = {}
     for name, fill in VALUES.items():
         if (function := getattr(extension, name, None)) is not None:
@@ -40,6 +45,13 @@ def install() -> None:
             for attribute, value in list(vars(module).items()):
                 if callable(value) and type(value).__name__ == "builtin_function_or_method" and value in replaced:
                     setattr(module, attribute, replaced[value])
+
+
+class _NoKernel:
+    """A kernel of Triton whose launch has no effect."""
+
+    def __getitem__(self, grid: Any) -> Callable[..., None]:
+        return lambda *arguments, **keywords: None
 
 
 def _filled(function: Callable[..., Any], fill: Callable[..., None]) -> Callable[..., Any]:
@@ -774,6 +786,130 @@ def _(
 
 
 # Optimizers
+
+
+# Tokens in the order of their experts. A row of the map of E experts belongs to a token: the n rows that it goes to, descending,
+# from the first column on; their experts from column E on; n in the last.
+
+
+@values_for("make_row_id_map")
+def _row_id_map(result: Tensor, routing_map: Tensor, num_tokens: int, num_experts: int) -> None:
+    routed = operators.on_cpu(routing_map) != 0
+    rows_by_expert = routed.t().flatten().cumsum(0).reshape(num_experts, num_tokens).t() - 1
+    destinations, experts = rows_by_expert.where(routed, -1).sort(1, descending=True)
+    operators.on_cpu(result).copy_(torch.cat([destinations, experts, routed.sum(1, keepdim=True)], 1))
+
+
+def _moves(row_id_map: Tensor, pad_offsets: Tensor | None, num_experts: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Tokens, the rows that they go to, and whose rows these are."""
+    known = operators.on_cpu(row_id_map).long()
+    tokens, slots = (torch.arange(num_experts) < known[:, -1:]).nonzero(as_tuple=True)
+    destinations, experts = known[tokens, slots], known[tokens, num_experts + slots]
+    return (
+        tokens,
+        destinations if pad_offsets is None else destinations + operators.on_cpu(pad_offsets)[experts],
+        experts,
+    )
+
+
+@values_for("permute_with_mask_map")
+def _permute(
+    result: Sequence[Tensor | None],
+    inp: Tensor,
+    row_id_map: Tensor,
+    probs: Tensor | None,
+    scale: Tensor | None,
+    pad_offsets: Tensor | None,
+    num_tokens: int,
+    num_experts: int,
+    *sizes: int,
+) -> None:
+    output, permuted_scale, permuted_probs = (None if part is None else operators.on_cpu(part) for part in result)
+    tokens, destinations, experts = _moves(row_id_map, pad_offsets, num_experts)
+    moved = operators.on_cpu(inp)[tokens]
+    if probs is not None:
+        routed = operators.on_cpu(probs)[tokens, experts]
+        permuted_probs[destinations] = routed
+        moved[routed == 0] = 0  # a row that fills an expert up
+    output[destinations] = moved
+    if scale is not None:
+        permuted_scale[destinations] = operators.on_cpu(scale)[tokens]
+
+
+@values_for("unpermute_with_mask_map")
+def _unpermute(
+    result: Sequence[Tensor | None],
+    inp: Tensor,
+    row_id_map: Tensor,
+    merging_probs: Tensor | None,
+    permuted_probs: Tensor | None,
+    pad_offsets: Tensor | None,
+    num_tokens: int,
+    num_experts: int,
+    *sizes: int,
+) -> None:
+    output, unpermuted_probs = (None if part is None else operators.on_cpu(part) for part in result)
+    tokens, sources, experts = _moves(row_id_map, pad_offsets, num_experts)
+    moved = operators.on_cpu(inp)[sources].float()
+    if merging_probs is not None:
+        moved *= operators.on_cpu(merging_probs)[tokens, experts].float()[:, None]
+    output.copy_(torch.zeros(output.shape).index_add_(0, tokens, moved))
+    if permuted_probs is not None:
+        unpermuted_probs.zero_()[tokens, experts] = operators.on_cpu(permuted_probs)[sources]
+
+
+@values_for("unpermute_with_mask_map_bwd_with_merging_probs")
+def _unpermute_backward(
+    result: Sequence[Tensor],
+    fwd_output_grad: Tensor,
+    row_id_map: Tensor,
+    fwd_input: Tensor,
+    merging_probs: Tensor,
+    pad_offsets: Tensor | None,
+    num_tokens: int,
+    num_experts: int,
+    *sizes: int,
+) -> None:
+    act_grad, probs_grad = (operators.on_cpu(part) for part in result)
+    tokens, rows_of_tokens, experts = _moves(row_id_map, pad_offsets, num_experts)
+    gradients = operators.on_cpu(fwd_output_grad)[tokens].float()
+    weights = operators.on_cpu(merging_probs)[tokens, experts].float()
+    act_grad[rows_of_tokens] = (gradients * weights[:, None]).to(act_grad.dtype)
+    products = (operators.on_cpu(fwd_input)[rows_of_tokens].float() * gradients).sum(1)
+    probs_grad.zero_()[tokens, experts] = products.to(probs_grad.dtype)
+
+
+@values_for("make_chunk_sort_map")
+def _chunk_sort_map(
+    result: Tensor, split_sizes: Tensor, sorted_indices: Tensor, num_tokens: int, num_splits: int
+) -> None:
+    sizes, order = (
+        operators.on_cpu(part).long() if part.device.type == "cuda" else part.long()
+        for part in (split_sizes, sorted_indices)
+    )
+    starts = sizes.cumsum(0) - sizes
+    sources = torch.cat([torch.arange(num_tokens)[starts[chunk] : starts[chunk] + sizes[chunk]] for chunk in order])
+    destinations = torch.arange(num_tokens)  # of the rows behind all chunks, which stay
+    destinations[sources] = torch.arange(len(sources))
+    operators.on_cpu(result).copy_(destinations)
+
+
+@values_for("sort_chunks_by_map")
+def _sort_chunks(
+    result: Sequence[Tensor | None],
+    inp: Tensor,
+    row_id_map: Tensor,
+    probs: Tensor | None,
+    num_tokens: int,
+    hidden_size: int,
+    is_forward: bool,
+) -> None:
+    destinations = operators.on_cpu(row_id_map).long()
+    for target, source in zip(result, (inp, probs), strict=True):
+        if target is not None and is_forward:
+            operators.on_cpu(target)[destinations] = operators.on_cpu(source)
+        elif target is not None:
+            operators.on_cpu(target).copy_(operators.on_cpu(source)[destinations])
 
 
 @values_for("multi_tensor_l2norm")
