@@ -21,6 +21,8 @@ from torch import Tensor
 operators: Any = sys.modules["pretend_gpu_operators"]
 VALUES: dict[str, Callable[..., None]] = {}
 """By name of a function: what fills its results. It is called with the results, then with the function's arguments."""
+TRITON = tuple(f"transformer_engine.pytorch.triton.{name}" for name in ("permutation", "cross_entropy"))
+"""Modules that launch kernels of Triton."""
 E5M2 = 8
 """`transformer_engine_torch.DType.kFloat8E5M2`, where an enumeration isn't told apart by name."""
 MASKED = -10000.0
@@ -30,11 +32,12 @@ MASKED = -10000.0
 def install() -> None:
     """Replace the functions in the extension and in all modules that imported them."""
     extension: Any = sys.modules["transformer_engine_torch"]
-    permutation: Any = sys.modules.get("transformer_engine.pytorch.triton.permutation")
-    for name in [name for name in vars(permutation) if name.endswith("_kernel")] if permutation else ():
-        setattr(permutation, name, _NoKernel())  # Triton's interpreter would take seconds for a layer
-    for name in [name for name in VALUES if hasattr(permutation, name)]:
-        setattr(permutation, name, _filled(getattr(permutation, name), VALUES[name]))
+    for module in map(sys.modules.get, TRITON):
+        for name, value in list(vars(module).items()) if module is not None else ():
+            if name.endswith("_kernel"):
+                setattr(module, name, _Kernel(VALUES.get(name)))
+            elif name in VALUES:
+                setattr(module, name, _filled(value, VALUES[name]))
     replaced = {}
     for name, fill in VALUES.items():
         if (function := getattr(extension, name, None)) is not None:
@@ -47,11 +50,18 @@ def install() -> None:
                     setattr(module, attribute, replaced[value])
 
 
-class _NoKernel:
-    """A kernel of Triton whose launch has no effect."""
+class _Kernel:
+    """A kernel of Triton, whose interpreter would take seconds for a layer. Without ``fill`` a launch has no effect."""
 
-    def __getitem__(self, grid: Any) -> Callable[..., None]:
-        return lambda *arguments, **keywords: None
+    def __init__(self, fill: Callable[..., None] | None) -> None:
+        self.fill = fill
+
+    def __getitem__(self, grid: Any) -> Callable[..., Any]:
+        return _launched if self.fill is None else _filled(_launched, self.fill)
+
+
+def _launched(*arguments: Any, **keywords: Any) -> None:
+    """A launch on a GPU that isn't there."""
 
 
 def _filled(function: Callable[..., Any], fill: Callable[..., None]) -> Callable[..., Any]:
@@ -910,6 +920,73 @@ def _sort_chunks(
             operators.on_cpu(target)[destinations] = operators.on_cpu(source)
         elif target is not None:
             operators.on_cpu(target).copy_(operators.on_cpu(source)[destinations])
+
+
+# Cross entropy of a vocabulary that ranks share
+
+
+@values_for("online_softmax_kernel")
+def _online_softmax(
+    result: None,
+    *,
+    X_ptr: Tensor,
+    Y_ptr: Tensor,
+    m_d_X_y_ptr: Tensor,
+    rank: int,
+    n_cols: int,
+    ignore_idx: int,
+    n_non_ignore: Tensor,
+    **blocks: int,
+) -> None:
+    x, y = rows(X_ptr), operators.on_cpu(Y_ptr).flatten()
+    own = y - rank * n_cols
+    largest = x.amax(1)
+    of_targets = x.gather(1, own.clamp(0, n_cols - 1)[:, None])[:, 0].where((own >= 0) & (own < n_cols), -torch.inf)
+    write(m_d_X_y_ptr, torch.stack([largest, (x - largest[:, None]).exp().sum(1), of_targets], 1))
+    operators.on_cpu(n_non_ignore).add_((y != ignore_idx).sum())
+
+
+@values_for("cross_entropy_kernel")
+def _cross_entropy(
+    result: None,
+    *,
+    X_ptr: Tensor,
+    Y_ptr: Tensor,
+    loss_ptr: Tensor,
+    m_d_X_y_ptr: Tensor,
+    rank: int,
+    world_size: int,
+    ignore_idx: int,
+    n_cols: int,
+    n_non_ignore: Tensor,
+    reduce_loss: bool,
+    label_smoothing: float,
+    **blocks: int,
+) -> None:
+    """The losses, and the gradients in place of the scores."""
+    x, y = rows(X_ptr), operators.on_cpu(Y_ptr).flatten()
+    largest, sums, of_targets = read(m_d_X_y_ptr).reshape(world_size, len(y), 3).unbind(-1)
+    top = largest.amax(0)
+    total = (sums * (largest - top).exp()).sum(0)
+    smoothing = label_smoothing / (n_cols * world_size)
+    losses = top + total.log() - of_targets.amax(0)
+    if label_smoothing > 0:
+        smooth = label_smoothing * (top + total.log()) - smoothing * x.sum(1)
+        losses = losses * (1 - label_smoothing) + smooth
+    gradients = (x - top[:, None]).exp() / total[:, None] - smoothing
+    own = y - rank * n_cols
+    here = ((own >= 0) & (own < n_cols)).nonzero()[:, 0]
+    gradients[here, own[here]] -= 1 - label_smoothing
+    if reduce_loss:
+        gradients /= read(n_non_ignore)
+    counted = y != ignore_idx
+    write(X_ptr, gradients * counted[:, None])
+    write(loss_ptr, losses.where(counted, 0))
+
+
+@values_for("element_mul_kernel")
+def _element_mul(result: None, x: Tensor, stride: int, gradient: Tensor, *sizes: int, **blocks: int) -> None:
+    write(x, rows(x) * read(gradient).reshape(-1, 1))
 
 
 @values_for("multi_tensor_l2norm")
