@@ -2,6 +2,8 @@
 """Shipped recipes, shrunk as `nemo2.preflight.rehearse.shrink` shrinks them, on the ranks of `support.ranks.run`: on
 pretend GPUs, or on CPUs where CUDA_VISIBLE_DEVICES is empty."""
 
+import hashlib
+import inspect
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -47,6 +49,28 @@ def shrunk(
     )
     small.recipe.trainer.strategy.ckpt_async_save = False
     return small
+
+
+def digest(small: Any) -> str:
+    """One text for all shrunk recipes that are the same run: the values in effect, without names and paths. Two classes of model
+    configurations that differ in nothing but defaults count as one."""
+    from nemo2.base.backend.extras import have_te
+    from nemo2.config.show import flatten, format_value
+
+    values = flatten(small.recipe, defaults=True)
+    for path in ("log.name", "log.ckpt.save_top_k", "resume.restore_config.path"):
+        values.pop(path, None)
+    kind = small.recipe.model.config.__fn_or_cls__
+    values["model.config._target_"] = next(base for base in kind.__mro__ if _has_methods(base)).__qualname__
+    text = "\n".join(f"{path} {format_value(value)}" for path, value in sorted(values.items()))
+    return hashlib.sha256(f"{small.processes} {have_te()}\n{text}".encode()).hexdigest()[:16]
+
+
+def _has_methods(kind: type) -> bool:
+    """Besides those of a dataclass."""
+    made = {"__init__", "__repr__", "__eq__"}
+    members = (value for name, value in vars(kind).items() if name not in made)
+    return any(inspect.isroutine(value) or isinstance(value, property) for value in members)
 
 
 def train(

@@ -21,6 +21,8 @@ from torch import Tensor
 operators: Any = sys.modules["pretend_gpu_operators"]
 VALUES: dict[str, Callable[..., None]] = {}
 """By name of a function: what fills its results. It is called with the results, then with the function's arguments."""
+TRITON = tuple(f"transformer_engine.pytorch.triton.{name}" for name in ("permutation", "cross_entropy"))
+"""Modules that launch kernels of Triton."""
 E5M2 = 8
 """`transformer_engine_torch.DType.kFloat8E5M2`, where an enumeration isn't told apart by name."""
 MASKED = -10000.0
@@ -30,6 +32,12 @@ MASKED = -10000.0
 def install() -> None:
     """Replace the functions in the extension and in all modules that imported them."""
     extension: Any = sys.modules["transformer_engine_torch"]
+    for module in map(sys.modules.get, TRITON):
+        for name, value in list(vars(module).items()) if module is not None else ():
+            if name.endswith("_kernel"):
+                setattr(module, name, _Kernel(VALUES.get(name)))
+            elif name in VALUES:
+                setattr(module, name, _filled(value, VALUES[name]))
     replaced = {}
     for name, fill in VALUES.items():
         if (function := getattr(extension, name, None)) is not None:
@@ -40,6 +48,20 @@ def install() -> None:
             for attribute, value in list(vars(module).items()):
                 if callable(value) and type(value).__name__ == "builtin_function_or_method" and value in replaced:
                     setattr(module, attribute, replaced[value])
+
+
+class _Kernel:
+    """A kernel of Triton, whose interpreter would take seconds for a layer. Without ``fill`` a launch has no effect."""
+
+    def __init__(self, fill: Callable[..., None] | None) -> None:
+        self.fill = fill
+
+    def __getitem__(self, grid: Any) -> Callable[..., Any]:
+        return _launched if self.fill is None else _filled(_launched, self.fill)
+
+
+def _launched(*arguments: Any, **keywords: Any) -> None:
+    """A launch on a GPU that isn't there."""
 
 
 def _filled(function: Callable[..., Any], fill: Callable[..., None]) -> Callable[..., Any]:
@@ -774,6 +796,197 @@ def _(
 
 
 # Optimizers
+
+
+# Tokens in the order of their experts. A row of the map of E experts belongs to a token: the n rows that it goes to, descending,
+# from the first column on; their experts from column E on; n in the last.
+
+
+@values_for("make_row_id_map")
+def _row_id_map(result: Tensor, routing_map: Tensor, num_tokens: int, num_experts: int) -> None:
+    routed = operators.on_cpu(routing_map) != 0
+    rows_by_expert = routed.t().flatten().cumsum(0).reshape(num_experts, num_tokens).t() - 1
+    destinations, experts = rows_by_expert.where(routed, -1).sort(1, descending=True)
+    operators.on_cpu(result).copy_(torch.cat([destinations, experts, routed.sum(1, keepdim=True)], 1))
+
+
+def _moves(row_id_map: Tensor, pad_offsets: Tensor | None, num_experts: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Tokens, the rows that they go to, and whose rows these are."""
+    known = operators.on_cpu(row_id_map).long()
+    tokens, slots = (torch.arange(num_experts) < known[:, -1:]).nonzero(as_tuple=True)
+    destinations, experts = known[tokens, slots], known[tokens, num_experts + slots]
+    return (
+        tokens,
+        destinations if pad_offsets is None else destinations + operators.on_cpu(pad_offsets)[experts],
+        experts,
+    )
+
+
+@values_for("permute_with_mask_map")
+def _permute(
+    result: Sequence[Tensor | None],
+    inp: Tensor,
+    row_id_map: Tensor,
+    probs: Tensor | None,
+    scale: Tensor | None,
+    pad_offsets: Tensor | None,
+    num_tokens: int,
+    num_experts: int,
+    *sizes: int,
+) -> None:
+    output, permuted_scale, permuted_probs = (None if part is None else operators.on_cpu(part) for part in result)
+    tokens, destinations, experts = _moves(row_id_map, pad_offsets, num_experts)
+    moved = operators.on_cpu(inp)[tokens]
+    if probs is not None:
+        routed = operators.on_cpu(probs)[tokens, experts]
+        permuted_probs[destinations] = routed
+        moved[routed == 0] = 0  # a row that fills an expert up
+    output[destinations] = moved
+    if scale is not None:
+        permuted_scale[destinations] = operators.on_cpu(scale)[tokens]
+
+
+@values_for("unpermute_with_mask_map")
+def _unpermute(
+    result: Sequence[Tensor | None],
+    inp: Tensor,
+    row_id_map: Tensor,
+    merging_probs: Tensor | None,
+    permuted_probs: Tensor | None,
+    pad_offsets: Tensor | None,
+    num_tokens: int,
+    num_experts: int,
+    *sizes: int,
+) -> None:
+    output, unpermuted_probs = (None if part is None else operators.on_cpu(part) for part in result)
+    tokens, sources, experts = _moves(row_id_map, pad_offsets, num_experts)
+    moved = operators.on_cpu(inp)[sources].float()
+    if merging_probs is not None:
+        moved *= operators.on_cpu(merging_probs)[tokens, experts].float()[:, None]
+    output.copy_(torch.zeros(output.shape).index_add_(0, tokens, moved))
+    if permuted_probs is not None:
+        unpermuted_probs.zero_()[tokens, experts] = operators.on_cpu(permuted_probs)[sources]
+
+
+@values_for("unpermute_with_mask_map_bwd_with_merging_probs")
+def _unpermute_backward(
+    result: Sequence[Tensor],
+    fwd_output_grad: Tensor,
+    row_id_map: Tensor,
+    fwd_input: Tensor,
+    merging_probs: Tensor,
+    pad_offsets: Tensor | None,
+    num_tokens: int,
+    num_experts: int,
+    *sizes: int,
+) -> None:
+    act_grad, probs_grad = (operators.on_cpu(part) for part in result)
+    tokens, rows_of_tokens, experts = _moves(row_id_map, pad_offsets, num_experts)
+    gradients = operators.on_cpu(fwd_output_grad)[tokens].float()
+    weights = operators.on_cpu(merging_probs)[tokens, experts].float()
+    act_grad[rows_of_tokens] = (gradients * weights[:, None]).to(act_grad.dtype)
+    products = (operators.on_cpu(fwd_input)[rows_of_tokens].float() * gradients).sum(1)
+    probs_grad.zero_()[tokens, experts] = products.to(probs_grad.dtype)
+
+
+@values_for("make_chunk_sort_map")
+def _chunk_sort_map(
+    result: Tensor, split_sizes: Tensor, sorted_indices: Tensor, num_tokens: int, num_splits: int
+) -> None:
+    sizes, order = (
+        operators.on_cpu(part).long() if part.device.type == "cuda" else part.long()
+        for part in (split_sizes, sorted_indices)
+    )
+    starts = sizes.cumsum(0) - sizes
+    sources = torch.cat([torch.arange(num_tokens)[starts[chunk] : starts[chunk] + sizes[chunk]] for chunk in order])
+    destinations = torch.arange(num_tokens)  # of the rows behind all chunks, which stay
+    destinations[sources] = torch.arange(len(sources))
+    operators.on_cpu(result).copy_(destinations)
+
+
+@values_for("sort_chunks_by_map")
+def _sort_chunks(
+    result: Sequence[Tensor | None],
+    inp: Tensor,
+    row_id_map: Tensor,
+    probs: Tensor | None,
+    num_tokens: int,
+    hidden_size: int,
+    is_forward: bool,
+) -> None:
+    destinations = operators.on_cpu(row_id_map).long()
+    for target, source in zip(result, (inp, probs), strict=True):
+        if target is not None and is_forward:
+            operators.on_cpu(target)[destinations] = operators.on_cpu(source)
+        elif target is not None:
+            operators.on_cpu(target).copy_(operators.on_cpu(source)[destinations])
+
+
+# Cross entropy of a vocabulary that ranks share
+
+
+@values_for("online_softmax_kernel")
+def _online_softmax(
+    result: None,
+    *,
+    X_ptr: Tensor,
+    Y_ptr: Tensor,
+    m_d_X_y_ptr: Tensor,
+    rank: int,
+    n_cols: int,
+    ignore_idx: int,
+    n_non_ignore: Tensor,
+    **blocks: int,
+) -> None:
+    x, y = rows(X_ptr), operators.on_cpu(Y_ptr).flatten()
+    own = y - rank * n_cols
+    largest = x.amax(1)
+    of_targets = x.gather(1, own.clamp(0, n_cols - 1)[:, None])[:, 0].where((own >= 0) & (own < n_cols), -torch.inf)
+    write(m_d_X_y_ptr, torch.stack([largest, (x - largest[:, None]).exp().sum(1), of_targets], 1))
+    operators.on_cpu(n_non_ignore).add_((y != ignore_idx).sum())
+
+
+@values_for("cross_entropy_kernel")
+def _cross_entropy(
+    result: None,
+    *,
+    X_ptr: Tensor,
+    Y_ptr: Tensor,
+    loss_ptr: Tensor,
+    m_d_X_y_ptr: Tensor,
+    rank: int,
+    world_size: int,
+    ignore_idx: int,
+    n_cols: int,
+    n_non_ignore: Tensor,
+    reduce_loss: bool,
+    label_smoothing: float,
+    **blocks: int,
+) -> None:
+    """The losses, and the gradients in place of the scores."""
+    x, y = rows(X_ptr), operators.on_cpu(Y_ptr).flatten()
+    largest, sums, of_targets = read(m_d_X_y_ptr).reshape(world_size, len(y), 3).unbind(-1)
+    top = largest.amax(0)
+    total = (sums * (largest - top).exp()).sum(0)
+    smoothing = label_smoothing / (n_cols * world_size)
+    losses = top + total.log() - of_targets.amax(0)
+    if label_smoothing > 0:
+        smooth = label_smoothing * (top + total.log()) - smoothing * x.sum(1)
+        losses = losses * (1 - label_smoothing) + smooth
+    gradients = (x - top[:, None]).exp() / total[:, None] - smoothing
+    own = y - rank * n_cols
+    here = ((own >= 0) & (own < n_cols)).nonzero()[:, 0]
+    gradients[here, own[here]] -= 1 - label_smoothing
+    if reduce_loss:
+        gradients /= read(n_non_ignore)
+    counted = y != ignore_idx
+    write(X_ptr, gradients * counted[:, None])
+    write(loss_ptr, losses.where(counted, 0))
+
+
+@values_for("element_mul_kernel")
+def _element_mul(result: None, x: Tensor, stride: int, gradient: Tensor, *sizes: int, **blocks: int) -> None:
+    write(x, rows(x) * read(gradient).reshape(-1, 1))
 
 
 @values_for("multi_tensor_l2norm")

@@ -412,3 +412,50 @@ def test_fragments_of_a_weight_are_cast_as_the_whole_weight_is(fill, kind):
             fill("fp8_block_scaling_partial_cast", None, piece, own[0], scale, 160, 192, start, 128, 4)
     for name in ("rowwise", "columnwise") if kind == "mxfp8" else ("rowwise",):
         assert torch.equal(getattr(ours, f"_{name}_data"), getattr(whole, f"_{name}_data"))
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_tokens_go_to_their_experts_and_back_with_gradients(fill: Callable[..., None], padded: bool) -> None:
+    tokens, experts, hidden = 6, 4, 3
+    routing = torch.tensor([[1, 1, 0, 0], [1, 0, 1, 0], [0, 0, 1, 0], [1, 1, 0, 1], [0, 0, 0, 0], [0, 0, 0, 1]])
+    x, probs = drawn(tokens, hidden).requires_grad_(), (drawn(tokens, experts, seed=1) * routing).requires_grad_()
+    by_expert, of_tokens = routing.t().nonzero(as_tuple=True)
+    offsets = torch.arange(experts) * padded
+    places = torch.arange(len(of_tokens)) + offsets[by_expert]
+    row_ids = torch.empty(tokens, 2 * experts + 1, dtype=torch.int32, device="cuda")
+    fill("make_row_id_map", row_ids, gpu(routing.int()), tokens, experts)
+
+    total = int(places[-1]) + 1
+    out, moved_probs = (torch.zeros(*shape, device="cuda") for shape in ((total, hidden), (total,)))
+    sizes, pad = (tokens, experts, total, hidden), gpu(offsets.int()) if padded else None
+    fill("permute_with_mask_map", [out, None, moved_probs], gpu(x), row_ids, gpu(probs), None, pad, *sizes, 0)
+    same([out[places.cuda()], moved_probs[places.cuda()]], [x[of_tokens], probs[of_tokens, by_expert]])
+
+    merged = torch.zeros_like(x).index_add(0, of_tokens, x[of_tokens] * probs[of_tokens, by_expert, None])
+    back, back_probs = empty(x, probs)
+    known = (gpu(out), row_ids)
+    fill("unpermute_with_mask_map", [back, None], *known, gpu(probs), None, pad, tokens, experts, hidden)
+    same([back], [merged])
+    fill("unpermute_with_mask_map", [back, back_probs], *known, None, moved_probs, pad, tokens, experts, hidden)
+    same([back, back_probs], [x * routing.sum(1, keepdim=True), probs])
+
+    gradient = drawn(tokens, hidden, seed=2)
+    dprobs, dout = empty(probs)[0], torch.zeros_like(out)
+    known = (gpu(gradient), row_ids, out, gpu(probs), pad)
+    fill("unpermute_with_mask_map_bwd_with_merging_probs", [dout, dprobs], *known, *sizes)
+    [expected] = torch.autograd.grad(merged, probs, gradient)
+    same([dprobs, dout[places.cuda()]], [expected, gradient[of_tokens] * probs[of_tokens, by_expert, None]])
+
+
+def test_chunks_are_sorted_and_sorted_back(fill: Callable[..., None]) -> None:
+    x, probs = drawn(8, 3), drawn(8, seed=1)
+    parts = list(range(8)[:2]), list(range(8)[2:5]), list(range(8)[5:7])  # and a row behind all chunks
+    sizes, order = torch.tensor([2, 3, 2], dtype=torch.int32), torch.tensor([2, 0, 1], dtype=torch.int32)
+    expected = torch.tensor([*parts[2], *parts[0], *parts[1], 7])
+    row_ids = torch.empty(8, dtype=torch.int32, device="cuda")
+    fill("make_chunk_sort_map", row_ids, gpu(sizes), gpu(order), 8, 3)
+    result, again = empty(x, probs), empty(x, probs)
+    fill("sort_chunks_by_map", result, gpu(x), row_ids, gpu(probs), 8, 3, True)
+    same(result, [x[expected], probs[expected]])
+    fill("sort_chunks_by_map", again, result[0], row_ids, result[1], 8, 3, False)
+    same(again, [x, probs])

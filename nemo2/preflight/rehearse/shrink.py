@@ -64,7 +64,7 @@ def shrink(recipe: Any, *, max_processes: int = 8, steps: int = 5, transformer_e
         setattr(model, name, value)
     _shrink_data(recipe, processes // model_parallel, small, notes)
     if getattr(recipe, "peft", None) is not None:
-        _set(recipe.peft, dim=min(recipe.peft.dim, RANK))
+        _set(recipe.peft, dim=min(recipe.peft.dim, EXPERTS if _adapts_routers(recipe) else RANK))
     _shrink_run(recipe, processes, steps)
     if not transformer_engine:
         _leave_transformer_engine_out(recipe, notes)
@@ -183,6 +183,15 @@ def _cut(wide: Layout, max_processes: int, notes: list[str]) -> Layout:
             few = "1 process is" if max_processes == 1 else f"{max_processes} processes are"
             notes.append(f"{name} parallelism is dropped, because {few} too few")
     return small()
+
+
+def _adapts_routers(recipe: Any) -> bool:
+    """Whether adapters stand beside routers, which have an output for each expert."""
+    from nemo2.models.peft.targets import ModuleMatcher
+
+    patterns = (list(getattr(recipe.peft, name, None) or ()) for name in ("target_modules", "exclude_modules"))
+    has_experts = getattr(recipe.model.config, "num_moe_experts", None)
+    return bool(has_experts and ModuleMatcher(*patterns).match("decoder.layers.0.mlp.router"))
 
 
 def _shrink_data(recipe: Any, replicas: int, layout: Layout, notes: list[str]) -> None:

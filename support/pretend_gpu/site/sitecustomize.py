@@ -12,7 +12,11 @@ from pathlib import Path
 class _AfterImport(importlib.abc.MetaPathFinder):
     """Runs ``install`` of a file of this project's once the module is imported."""
 
-    files = {"torch": "operators", "transformer_engine.pytorch": "transformer_engine"}
+    files = {
+        "torch": "operators",
+        "transformer_engine.pytorch": "transformer_engine",
+        "triton.runtime.interpreter": "triton_interpreter",
+    }
 
     def __init__(self):
         self.waiting = dict(self.files)

@@ -129,3 +129,11 @@ def test_with_transformer_engine_eight_bits_stay_and_an_adapter_fits_the_smalles
     assert with_te.recipe.optim.config.use_precision_aware_optimizer
     assert not without.recipe.optim.config.use_precision_aware_optimizer and len(without.notes) > len(with_te.notes)
     assert without.recipe.peft.dim <= without.recipe.model.config.kv_lora_rank
+
+
+def test_an_adapter_of_a_router_fits_the_number_of_experts() -> None:
+    from nemo2 import recipes
+    from nemo2.preflight.rehearse.shrink import shrink
+
+    small = shrink(recipes.get("nemotron3_nano_30b_a3b").finetune_recipe(peft_scheme="lora")).recipe
+    assert small.peft.dim <= small.model.config.num_moe_experts
