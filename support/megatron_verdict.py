@@ -24,7 +24,7 @@ def verdicts(cases: list[Any]) -> list[Optional[str]]:
     import warnings
 
     from nemo2.base.backend import get_backend
-    from support.rule_examples import recipe_of
+    from support.rule_cases import recipe_of
 
     logging.disable(logging.WARNING)
     warnings.simplefilter("ignore")

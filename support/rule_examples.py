@@ -1,45 +1,671 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The recipe of a rule's example (`nemo2.preflight.checks.rule.Case`), and what the rules say of it."""
+"""Examples of each rule of `nemo2.preflight.checks`, in the order of reports: a recipe that breaks it, and the nearest recipe
+that satisfies all rules.
 
-import contextlib
-from collections.abc import Mapping
-from functools import reduce
-from typing import Any, Optional
+`docs/checks.md` shows what the rule says of the broken recipe. The tests of the rules run both.
+"""
 
-from nemo2.base.advice import for_the_command_line
-from nemo2.cli.sources import recipe_tree
-from nemo2.config import Config, apply_overrides
-from nemo2.data.pretraining import PreTrainingDataModule
-from nemo2.data.tokenizer import ByteTokenizer
-from nemo2.mcore.settle.machine import Machine
-from nemo2.preflight.checks.find import find
-from nemo2.preflight.checks.rule import Case, Problem
+from support.rule_cases import Example, example
+
+TP = "strategy.tensor_model_parallel_size"
+PP = "strategy.pipeline_model_parallel_size"
+VP = "strategy.virtual_pipeline_model_parallel_size"
+CP = "strategy.context_parallel_size"
+EP = "strategy.expert_model_parallel_size"
+ETP = "strategy.expert_tensor_parallel_size"
+SP = "strategy.sequence_parallel=True"
+FIRST, LAST = "strategy.num_layers_in_first_pipeline_stage", "strategy.num_layers_in_last_pipeline_stage"
+SPLIT = "strategy.account_for_embedding_in_pipeline_split"
+GROUP = "strategy.microbatch_group_size_per_vp_stage"
+BACKEND = "model.config.attention_backend"
+GRAPHS = "model.config.cuda_graph_impl"
+OVERLAPPED = f"model.config.tp_comm_overlap=True {TP}=2 {SP}"
+FULL = "model.config.recompute_granularity=full"
+FP8 = "trainer.plugins.fp8=hybrid"
+OFFLOADED = "optim.config.optimizer_cpu_offload=True optim.config.optimizer_offload_fraction=1.0"
+AWARE = "optim.config.use_precision_aware_optimizer=True"
+TWO_RANKS = "trainer.devices=2 trainer.accelerator=auto"
+CORPUS = {"paths": "corpus", "seq_length": 128, "micro_batch_size": 8, "global_batch_size": 16}
+"""Arguments of a data module that reads files."""
+SQUAD = "SquadDataModule(seq_length=512,global_batch_size=16,micro_batch_size=1"
 
 
-def recipe_of(case: Case) -> Any:
-    """The case's recipe with its changes."""
-    recipe = recipe_tree(case.recipe)
-    if case.changes:
-        recipe = apply_overrides(recipe, case.changes) or recipe
-    for path, value in case.assigned.items():
-        *parents, name = path.split(".")
-        setattr(reduce(getattr, parents, recipe), name, value)
-    if case.corpus is not None:
-        recipe.data = Config(PreTrainingDataModule, tokenizer=Config(ByteTokenizer), **case.corpus)
-    return recipe
+def packed(size: int = 4096, micro_batch_size: int = 1) -> str:
+    """A data module with packed samples."""
+    specs = f"PackedSequenceSpecs(packed_sequence_size={size})"
+    sizes = f"seq_length=4096,global_batch_size=64,micro_batch_size={micro_batch_size}"
+    return f"'data=FineTuningDataModule(dataset_root=chats,{sizes},packed_sequence_specs={specs})'"
 
 
-def problems_of(
-    case: Case, recipe: Optional[Any] = None, environment: Optional[Mapping[str, str]] = None
-) -> list[Problem]:
-    """Problems of a case, in words for who typed it: a command, unless it assigns objects. ``environment`` are variables beside
-    its own."""
-    python = bool(case.assigned or case.corpus)
-    with contextlib.nullcontext() if python else for_the_command_line(["check"]):
-        return find(
-            recipe if recipe is not None else recipe_of(case),
-            devices=case.devices,
-            local=case.here,
-            machine=None if case.gpu is None else Machine.named(case.gpu),
-            environment={**(environment or {}), **case.environment},
-        )
+EXAMPLES: tuple[Example, ...] = (
+    # Types
+    example(
+        "values-have-their-types",
+        "",
+        "strategy.sequence_parallel=False",
+        assigned=({"strategy.sequence_parallel": "no"}, {}),
+    ),
+    example("parts-are-no-text", "", "trainer.plugins=bf16_mixed", assigned=({"trainer.plugins": "bf16_mixed"}, {})),
+    # The launch
+    example(
+        "executor-starts-what-the-trainer-expects",
+        assigned=({"trainer.devices": 8}, {"trainer.devices": 8}),
+        launched=(4, 8),
+    ),
+    example(
+        "accelerator-is-here",
+        "trainer.accelerator=gpu trainer.devices=2",
+        "trainer.accelerator=auto trainer.devices=2",
+        here=True,
+    ),
+    example("run-name-is-a-folder", "log.name='a run'", "log.name=a_run"),
+    # Sizes
+    example("sizes-are-counts", f"{TP}=0", f"{TP}=1"),
+    example("nodes-and-devices-are-counts", "trainer.num_nodes=0", "trainer.num_nodes=1"),
+    # Ranks
+    example("dense-sizes-divide-the-world", f"{TP}=3", f"{TP}=4 {CP}=1 strategy.sequence_parallel=True"),
+    example("expert-sizes-divide-the-world", f"{EP}=16", f"{EP}=8", recipe="deepseek_v2_lite"),
+    example(
+        "replicas-before-stages",
+        f"strategy.use_tp_pp_dp_mapping=True {PP}=2 {CP}=2",
+        f"strategy.use_tp_pp_dp_mapping=True {PP}=2 {CP}=1",
+    ),
+    example(
+        "optimizer-instances-divide-the-replicas",
+        "strategy.num_distributed_optimizer_instances=3",
+        "strategy.num_distributed_optimizer_instances=2",
+    ),
+    example(
+        "optimizer-instances-need-shards",
+        "strategy.num_distributed_optimizer_instances=2 optim.config.use_distributed_optimizer=False "
+        "strategy.ddp.overlap_param_gather=False",
+        "strategy.num_distributed_optimizer_instances=2 optim.config.use_distributed_optimizer=True",
+    ),
+    example(
+        "something-to-shard",
+        f"strategy.fsdp=megatron {PP}=1 {EP}=8",
+        f"strategy.fsdp=megatron {PP}=1 {EP}=4",
+        recipe="deepseek_v2_lite",
+    ),
+    # The model
+    example(
+        "model-numbers-are-in-range",
+        "model.config.num_layers=0 model.config.layernorm_epsilon=-1",
+        "model.config.num_layers=1 model.config.layernorm_epsilon=0",
+    ),
+    example("heads-in-groups", "model.config.num_query_groups=3", "model.config.num_query_groups=4"),
+    example(
+        "hidden-over-heads",
+        "model.config.hidden_size=4100",
+        "model.config.hidden_size=4100 model.config.kv_channels=128",
+    ),
+    example("rotary-width-is-even", "model.config.kv_channels=127", "model.config.kv_channels=128"),
+    example("normalization-is-known", "model.config.normalization=RMSnorm", "model.config.normalization=RMSNorm"),
+    example(
+        "position-embedding-is-known",
+        assigned=({"model.config.position_embedding_type": "rotary"}, {"model.config.position_embedding_type": "rope"}),
+    ),
+    example(
+        "fused-silu-has-a-gate",
+        "model.config.bias_activation_fusion=True model.config.gated_linear_unit=False",
+        "model.config.bias_activation_fusion=False model.config.gated_linear_unit=False",
+    ),
+    example(
+        "bounded-activation-is-not-fused",
+        "model.config.activation_func_clamp_value=7.0 model.config.bias_activation_fusion=True",
+        "model.config.activation_func_clamp_value=7.0 model.config.bias_activation_fusion=False",
+    ),
+    example(
+        "layer-pattern-has-every-layer",
+        "model.config.num_layers=12",
+        "model.config.num_layers=12 model.config.hybrid_override_pattern=MMMMMMMMMMMM",
+        recipe="mamba2_130m",
+    ),
+    # Tensor and sequence parallelism
+    example(
+        "heads-over-tensor-ranks",
+        f"{TP}=3 {CP}=1 trainer.devices=6 data.global_batch_size=510 model.config.ffn_hidden_size=14352 "
+        "model.config.num_query_groups=1 model.config.vocab_size=129024",
+        f"{TP}=2 {CP}=1 trainer.devices=6 data.global_batch_size=510",
+    ),
+    example(
+        "groups-over-tensor-ranks",
+        f"{TP}=8 {CP}=1 {SP} model.config.num_attention_heads=24 model.config.num_query_groups=12 "
+        "model.config.kv_channels=128",
+        f"{TP}=8 {CP}=1 {SP} model.config.num_attention_heads=24 model.config.num_query_groups=8 "
+        "model.config.kv_channels=128",
+    ),
+    example(
+        "feed-forward-over-tensor-ranks",
+        f"{TP}=2 model.config.ffn_hidden_size=14335",
+        f"{TP}=2 model.config.ffn_hidden_size=14336",
+    ),
+    example(
+        "sequence-over-tensor-ranks",
+        f"{TP}=8 {CP}=1 {SP} data.seq_length=8188",
+        f"{TP}=8 {CP}=1 {SP} data.seq_length=8184",
+    ),
+    example(
+        "latent-attention-over-tensor-ranks",
+        f"{TP}=2 strategy.expert_tensor_parallel_size=1",
+        f"{TP}=2 strategy.expert_tensor_parallel_size=1 {SP}",
+        recipe="deepseek_v2_lite",
+    ),
+    example(
+        "mixers-over-tensor-ranks",
+        f"{TP}=8 {SP} model.config.mamba_num_groups=4",
+        f"{TP}=8 {SP} model.config.mamba_num_groups=8",
+        recipe="mamba2_8b",
+    ),
+    # Context parallelism
+    example("sequence-in-twice-the-context-ranks", f"{CP}=4 data.seq_length=8188", f"{CP}=4 data.seq_length=8192"),
+    example(
+        "yarn-positions-in-twice-the-context-ranks",
+        f"{CP}=4 model.config.original_max_position_embeddings=4092",
+        f"{CP}=4 model.config.original_max_position_embeddings=4096",
+        recipe="deepseek_v2_lite",
+    ),
+    example("exchange-is-known", "model.config.cp_comm_type=a2a+p2p", "model.config.cp_comm_type=a2a"),
+    example(
+        "heads-over-context-ranks",
+        f"model.config.cp_comm_type=a2a {CP}=4 {TP}=2 model.config.num_query_groups=4",
+        f"model.config.cp_comm_type=a2a {CP}=2 {TP}=2 model.config.num_query_groups=4",
+    ),
+    example(
+        "exchange-goes-with-the-attention",
+        f"{CP}=2",
+        f"{CP}=2 model.config.cp_comm_type=all_gather",
+        recipe="gemma3_1b",
+    ),
+    example(
+        "mixers-see-whole-sequences",
+        f"{CP}=2 trainer.devices=2 trainer.accelerator=auto",
+        f"{CP}=1 trainer.devices=2 trainer.accelerator=auto",
+        recipe="mamba2_130m",
+        here=True,
+    ),
+    example("delta-nets-are-whole", f"{CP}=2", f"{CP}=1", recipe="qwen35_9b"),
+    # Attention
+    example("back-end-is-left", f"{BACKEND}=unfused {CP}=2", f"{BACKEND}=fused {CP}=2"),
+    # Pipeline parallelism
+    example("virtual-stages-need-stages", f"{VP}=2", f"{VP}=2 {PP}=4"),
+    example("mixers-have-no-virtual-stages", f"{PP}=2 {VP}=2", f"{PP}=2", recipe="mamba2_2_7b"),
+    example("mixers-are-cut-by-number", f"{PP}=4 {SPLIT}=True", f"{PP}=4", recipe="mamba2_2_7b"),
+    example("layers-over-stages", f"{PP}=3 trainer.devices=6 data.global_batch_size=510", f"{PP}=4 trainer.devices=8"),
+    example("layers-for-every-stage", f"{PP}=2 {FIRST}=40", f"{PP}=2 {FIRST}=20"),
+    example("layers-over-virtual-stages", f"{PP}=4 {VP}=3", f"{PP}=4 {VP}=4"),
+    example(
+        "stages-send-what-they-hold",
+        f"{PP}=2 strategy.pipeline_dtype=torch.float32",
+        f"{PP}=2 strategy.pipeline_dtype=torch.bfloat16",
+    ),
+    example(
+        "two-interleaved-stages-overlap-messages",
+        f"{PP}=2 {VP}=2 model.config.overlap_p2p_comm=False",
+        f"{PP}=2 {VP}=2 model.config.overlap_p2p_comm=True model.config.batch_p2p_comm=False",
+    ),
+    example(
+        "overlapped-messages-are-between-chunks",
+        f"{PP}=4 model.config.overlap_p2p_comm=True",
+        f"{PP}=4 {VP}=2 model.config.overlap_p2p_comm=True",
+    ),
+    example(
+        "messages-overlap-or-batch",
+        f"{PP}=4 {VP}=2 model.config.overlap_p2p_comm=True model.config.batch_p2p_comm=True",
+        f"{PP}=4 {VP}=2 model.config.overlap_p2p_comm=True model.config.batch_p2p_comm=False",
+    ),
+    # Experts
+    example(
+        "experts-over-ranks",
+        f"{EP}=8 model.config.num_moe_experts=60",
+        f"{EP}=8 model.config.num_moe_experts=64",
+        recipe="deepseek_v2_lite",
+    ),
+    example(
+        "expert-width-over-expert-tensor-ranks",
+        f"{TP}=2 {ETP}=2 {EP}=4 {SP} model.config.moe_ffn_hidden_size=1407",
+        f"{TP}=2 {ETP}=2 {EP}=4 {SP} model.config.moe_ffn_hidden_size=1408",
+        recipe="deepseek_v2_lite",
+    ),
+    example(
+        "experts-cut-only-where-shared",
+        f"{TP}=2 {ETP}=1 {EP}=1 {SP}",
+        f"{TP}=2 {ETP}=1 {EP}=2 {SP}",
+        recipe="deepseek_v2_lite",
+    ),
+    example(
+        "experts-over-tensor-ranks",
+        f"{TP}=2 {ETP}=1 model.config.multi_latent_attention=False",
+        f"{TP}=2 {ETP}=1 {SP}",
+        recipe="deepseek_v2_lite",
+    ),
+    example(
+        "whole-bias-on-one-rank",
+        f"{TP}=2 {SP} {EP}=4 model.config.add_bias_linear=True",
+        f"{TP}=2 {SP} {EP}=4 model.config.add_bias_linear=True {ETP}=1",
+        recipe="mixtral_8x7b",
+    ),
+    example(
+        "best-of-group-needs-plain-router",
+        "model.config.moe_router_fusion=True",
+        "model.config.moe_router_fusion=False",
+        recipe="deepseek_v2",
+    ),
+    example(
+        "router-picks-what-there-is",
+        "model.config.moe_router_topk=65",
+        "model.config.moe_router_topk=64",
+        recipe="deepseek_v2_lite",
+    ),
+    example(
+        "shared-experts-have-no-bias",
+        "model.config.moe_shared_expert_intermediate_size=512 model.config.add_bias_linear=True",
+        "model.config.moe_shared_expert_intermediate_size=512 model.config.add_bias_linear=False",
+        recipe="deepseek_v2_lite",
+    ),
+    example(
+        "overlapped-exchange-has-no-mixers",
+        "model.config.overlap_moe_expert_parallel_comm=True",
+        "model.config.overlap_moe_expert_parallel_comm=False",
+        recipe="nemotronh_4b",
+    ),
+    # Batches and sequences
+    example("batches-are-counts", "data.micro_batch_size=0", "data.micro_batch_size=1"),
+    example(
+        "batch-over-replicas",
+        "data.global_batch_size=510 data.micro_batch_size=2",
+        "data.global_batch_size=512 data.micro_batch_size=2",
+    ),
+    example("ramp-up-over-replicas", "data.rampup_batch_size=[30,2,1000]", "data.rampup_batch_size=[32,16,1000]"),
+    example(
+        "micro-batches-in-groups",
+        f"{PP}=4 {VP}=2 {CP}=1 data.global_batch_size=12",
+        f"{PP}=4 {VP}=2 {CP}=1 data.global_batch_size=16",
+    ),
+    example("groups-fill-the-stages", f"{PP}=4 {VP}=2 {GROUP}=2", f"{PP}=4 {VP}=2 {GROUP}=4"),
+    example("one-sequence-length", "model.config.seq_length=4096", "data.seq_length=4096"),
+    example("accumulation-is-micro-batches", "trainer.accumulate_grad_batches=4", "data.global_batch_size=2048"),
+    example(
+        "samples-for-every-step",
+        recipe="llama_tiny",
+        corpus=({**CORPUS, "num_train_samples": 100}, {**CORPUS, "num_train_samples": 4800}),
+    ),
+    example("samples-for-a-step", "data.num_train_samples=100", "data.num_train_samples=512"),
+    # Fine-tuning data
+    example("packs-one-by-one", packed(micro_batch_size=2), packed()),
+    example("packs-are-as-long-as-sequences", packed(size=8192), packed()),
+    example("packs-count-tokens", f"{packed()} model.config.calculate_per_token_loss=False", packed()),
+    example(
+        "packs-are-not-captured",
+        f"{packed()} model.config.cuda_graph_impl=transformer_engine",
+        f"{packed()} model.config.cuda_graph_impl=none",
+    ),
+    example(
+        "packs-reset-the-state",
+        f"'data={SQUAD},packed_sequence_specs=PackedSequenceSpecs(packed_sequence_size=512))' {TWO_RANKS}",
+        f"'data={SQUAD})' {TWO_RANKS}",
+        recipe="mamba2_130m",
+        here=True,
+    ),
+    example(
+        "packs-reset-linear-attention",
+        packed(),
+        "'data=FineTuningDataModule(dataset_root=chats,seq_length=4096,global_batch_size=64,micro_batch_size=1)'",
+        recipe="qwen35_9b",
+    ),
+    example(
+        "training-samples-are-there",
+        "'data=FineTuningDataModule(dataset_root=/dev/null/chats,seq_length=128,global_batch_size=16,micro_batch_size=8)'",
+        "'data=SquadDataModule(seq_length=128,global_batch_size=16,micro_batch_size=8,tokenizer=ByteTokenizer())'",
+        recipe="llama_tiny",
+        here=True,
+    ),
+    # Fine-tuning
+    example(
+        "fine-tuning-begins-with-weights",
+        "trainer.devices=2 trainer.accelerator=auto",
+        "trainer.devices=2 trainer.accelerator=auto resume.restore_config.path=hf://organisation/name",
+        recipe="mamba2_130m:full",
+        here=True,
+    ),
+    example("peft-settings-are-in-range", "peft.dim=0", "peft.dim=1", recipe="llama3_8b:lora"),
+    example(
+        "peft-fits-the-layers",
+        "peft.target_modules=[linear_qvk]",
+        "peft.target_modules=[linear_qkv]",
+        recipe="llama3_8b:lora",
+    ),
+    # Overlapped communication
+    example(
+        "gathered-parameters-are-sharded",
+        "strategy.ddp.overlap_param_gather=True optim.config.use_distributed_optimizer=False",
+        "strategy.ddp.overlap_param_gather=True optim.config.use_distributed_optimizer=True",
+    ),
+    example(
+        "gather-starts-from-reduction",
+        "strategy.ddp.overlap_param_gather=True strategy.ddp.overlap_grad_reduce=False",
+        "strategy.ddp.overlap_param_gather=True strategy.ddp.overlap_grad_reduce=True",
+    ),
+    example(
+        "gather-in-the-step-needs-virtual-stages",
+        "optim.config.overlap_param_gather_with_optimizer_step=True",
+        "optim.config.overlap_param_gather_with_optimizer_step=True "
+        f"{PP}=4 {VP}=2 {CP}=1 strategy.ddp.overlap_param_gather=True strategy.ddp.overlap_grad_reduce=True",
+    ),
+    example(
+        "averages-are-of-losses-not-tokens",
+        "strategy.ddp.average_in_collective=True model.config.calculate_per_token_loss=True",
+        "strategy.ddp.average_in_collective=False model.config.calculate_per_token_loss=True",
+    ),
+    example("tensor-overlap-needs-sequence-parallel", f"model.config.tp_comm_overlap=True {TP}=2", OVERLAPPED),
+    example(
+        "userbuffers-carry-the-format",
+        f"{OVERLAPPED} trainer.plugins.fp8=hybrid trainer.plugins.fp8_recipe=blockwise",
+        f"{OVERLAPPED} trainer.plugins.fp8=hybrid trainer.plugins.fp8_recipe=tensorwise",
+    ),
+    example(
+        "userbuffers-have-one-size",
+        f"{OVERLAPPED} model.config.moe_token_dispatcher_type=alltoall model.config.variable_seq_lengths=True",
+        f"{OVERLAPPED} model.config.moe_token_dispatcher_type=alltoall model.config.variable_seq_lengths=False",
+    ),
+    example(
+        "every-projection-has-a-userbuffer",
+        f"{OVERLAPPED} strategy.expert_tensor_parallel_size=1",
+        f"model.config.tp_comm_overlap=False {TP}=2 {SP} strategy.expert_tensor_parallel_size=1",
+        recipe="deepseek_v2_lite",
+    ),
+    example("buckets-have-elements", "strategy.ddp.bucket_size=0", "strategy.ddp.bucket_size=40000000"),
+    example(
+        "overlap-arguments-are-in-range",
+        "trainer.callbacks[1].bucket_size=-1",
+        "trainer.callbacks[1].bucket_size=40000000",
+        recipe="nemotronh_8b",
+    ),
+    example(
+        "overlap-is-asked-for-once",
+        "trainer.callbacks[1].overlap_grad_reduce=False strategy.ddp.overlap_grad_reduce=True",
+        "strategy.ddp.overlap_grad_reduce=True",
+        recipe="nemotronh_8b",
+    ),
+    # Precision
+    example("gpu-has-the-format", FP8, FP8, gpu=("A100", "H100")),
+    example("products-in-whole-blocks", f"{FP8} {CP}=2 data.seq_length=8180", f"{FP8} {CP}=2 data.seq_length=8192"),
+    example(
+        "scales-go-into-the-checkpoint",
+        f"{FP8} trainer.plugins.fp8_recipe=delayed strategy.fsdp=megatron {CP}=1",
+        f"{FP8} trainer.plugins.fp8_recipe=tensorwise strategy.fsdp=megatron {CP}=1",
+    ),
+    example(
+        "shared-buffer-needs-fp8-parameters",
+        "trainer.plugins.reuse_grad_buf_for_mxfp8_param_ag=True",
+        f"trainer.plugins.reuse_grad_buf_for_mxfp8_param_ag=True trainer.plugins.fp8_param_gather=True {FP8} "
+        "trainer.plugins.fp8_recipe=mxfp8",
+    ),
+    example(
+        "loss-scale-starts-at-its-minimum",
+        "trainer.plugins.precision=16-mixed trainer.plugins.fp16_initial_loss_scale=0.5",
+        "trainer.plugins.precision=16-mixed trainer.plugins.fp16_initial_loss_scale=65536",
+    ),
+    # Recomputation and offloading
+    example(
+        "partial-checkpoints-have-a-reader",
+        "model.config.num_microbatches_with_partial_activation_checkpoints=1",
+        f"{FULL} model.config.recompute_method=uniform model.config.recompute_num_layers=1",
+    ),
+    example(
+        "full-recomputation-says-how",
+        FULL,
+        f"{FULL} model.config.recompute_method=block model.config.recompute_num_layers=4",
+    ),
+    example(
+        "recomputation-is-asked-for",
+        "model.config.recompute_method=block model.config.recompute_num_layers=4",
+        f"{FULL} model.config.recompute_method=block model.config.recompute_num_layers=4",
+    ),
+    example(
+        "recomputed-layers-exist",
+        f"{FULL} model.config.recompute_method=block model.config.recompute_num_layers=99",
+        f"{FULL} model.config.recompute_method=block model.config.recompute_num_layers=32",
+    ),
+    example(
+        "recomputed-units-fill-the-chunks",
+        f"{FULL} model.config.recompute_method=uniform model.config.recompute_num_layers=5",
+        f"{FULL} model.config.recompute_method=uniform model.config.recompute_num_layers=4",
+    ),
+    example(
+        "mtp-recomputes-each-layer",
+        f"{FULL} model.config.recompute_method=uniform model.config.recompute_num_layers=2",
+        f"{FULL} model.config.recompute_method=uniform model.config.recompute_num_layers=1",
+        recipe="deepseek_v3",
+    ),
+    example(
+        "hybrid-stacks-recompute-nothing",
+        f"{FULL} model.config.recompute_method=uniform model.config.recompute_num_layers=1",
+        "model.config.recompute_granularity=None model.config.recompute_method=None "
+        "model.config.recompute_num_layers=None",
+        recipe="nemotronh_8b",
+    ),
+    # CUDA graphs
+    example(
+        "graphs-go-with-the-rest",
+        f"{GRAPHS}=transformer_engine strategy.fsdp=megatron {CP}=1",
+        f"{GRAPHS}=transformer_engine {CP}=1",
+    ),
+    example(
+        "experts-are-captured-in-part",
+        f"{GRAPHS}=transformer_engine",
+        f"{GRAPHS}=transformer_engine model.config.moe_pad_expert_input_to_capacity=True "
+        "model.config.moe_expert_capacity_factor=1.0",
+        recipe="deepseek_v2_lite",
+    ),
+    example(
+        "captured-steps-are-alike",
+        f"{GRAPHS}=transformer_engine {PP}=2 {CP}=1 data.rampup_batch_size=[32,32,1024]",
+        f"{GRAPHS}=transformer_engine {PP}=2 {CP}=1",
+    ),
+    example(
+        "captured-segments-stay",
+        f"{GRAPHS}=transformer_engine",
+        f"{GRAPHS}=transformer_engine",
+        environment=(
+            {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True", "NCCL_GRAPH_REGISTER": "1"},
+            {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True", "NCCL_GRAPH_REGISTER": "0"},
+        ),
+    ),
+    # Optimizer and learning rate
+    example("learning-rate-is-set", "optim.config.lr=None", "optim.config.lr=3e-4"),
+    example(
+        "schedule-ends-below-its-peak", "optim.config.lr=1e-5", "optim.config.lr=1e-5 optim.lr_scheduler.min_lr=1e-6"
+    ),
+    example(
+        "schedule-has-a-length",
+        "trainer.max_steps=-1",
+        "trainer.max_steps=-1 trainer.max_epochs=1 optim.lr_scheduler.max_steps=100000",
+    ),
+    example("phases-fit-the-schedule", "optim.lr_scheduler.max_steps=1000", "optim.lr_scheduler.max_steps=100000"),
+    example("optimizer-is-known", "optim.config.optimizer=adamw", "optim.config.optimizer=adam"),
+    example("distributed-optimizer-is-adams", "optim.config.optimizer=sgd", "optim.config.optimizer=adam"),
+    example("clipping-is-the-optimizers", "trainer.gradient_clip_val=1.0", "optim.config.clip_grad=1.0"),
+    example(
+        "small-states-need-the-aware-optimizer",
+        "optim.config.exp_avg_dtype=torch.bfloat16",
+        "optim.config.exp_avg_dtype=torch.float32",
+    ),
+    example(
+        "aware-optimizer-is-sharded-adam",
+        "optim.config.use_precision_aware_optimizer=True optim.config.optimizer=sgd",
+        "optim.config.use_precision_aware_optimizer=True optim.config.optimizer=adam",
+    ),
+    example(
+        "offloaded-optimizer-decouples-decay",
+        f"{OFFLOADED} {AWARE} optim.config.decoupled_weight_decay=False",
+        f"{OFFLOADED} {AWARE} optim.config.decoupled_weight_decay=True",
+    ),
+    example(
+        "offloaded-optimizer-is-precision-aware",
+        f"{OFFLOADED} optim.config.use_precision_aware_optimizer=False",
+        f"{OFFLOADED} {AWARE}",
+    ),
+    example(
+        "optimizer-numbers-are-in-range",
+        "optim.config.adam_beta2=1.5 optim.config.clip_grad=-1",
+        "optim.config.adam_beta2=0.95 optim.config.clip_grad=0",
+    ),
+    # Steps, validation, checkpoints
+    example("run-has-steps", "trainer.max_steps=-10", "trainer.max_steps=10"),
+    example("validation-interval-is-a-count", "trainer.val_check_interval=0", "trainer.val_check_interval=1"),
+    example("limits-are-counts-or-shares", "trainer.limit_val_batches=1.5", "trainer.limit_val_batches=0.5"),
+    example(
+        "intervals-within-an-epoch-fit-it",
+        "trainer.check_val_every_n_epoch=1 trainer.limit_train_batches=100",
+        "trainer.limit_train_batches=100",
+    ),
+    example("logging-interval-is-a-count", "trainer.log_every_n_steps=-1", "trainer.log_every_n_steps=1"),
+    # Settings
+    example("secrets-stay-in-the-environment", assigned=({"log.extra_loggers": [{"api_key": "0123456789"}]}, {})),
+    example("strategy-has-what-it-is-asked", "strategy.moe_extended_tp=True", "strategy.moe_extended_tp=False"),
+    example("precision-is-known", "trainer.plugins.precision=bf61-mixed", "trainer.plugins.precision=bf16-mixed"),
+    example("schedule-is-one-curve", "optim.lr_scheduler.warmup_steps=-5", "optim.lr_scheduler.warmup_steps=0"),
+    example("checkpoints-are-kept-as-asked", "log.ckpt.save_top_k=-2", "log.ckpt.save_top_k=-1"),
+    example("data-module-accepts-its-arguments", "data.num_workers=-1", "data.num_workers=0"),
+    example(
+        "splits-have-data", recipe="llama_tiny", corpus=({**CORPUS, "split": "100,0,0"}, {**CORPUS, "split": "95,5,0"})
+    ),
+    example(
+        "callbacks-have-their-arguments",
+        "trainer.callbacks=GarbageCollectionCallback",
+        "trainer.callbacks=GarbageCollectionCallback(gc_interval_train=10,gc_interval_val=10)",
+    ),
+    example("one-precision-setting", "trainer.precision=bf16-mixed", "trainer.precision=None"),
+    # Settings that must agree
+    example("sizes-on-the-strategy", "model.config.tensor_model_parallel_size=4", f"{TP}=4 {CP}=1"),
+    example(
+        "one-switch-for-the-distributed-optimizer",
+        "optim.config.use_distributed_optimizer=True strategy.ddp.use_distributed_optimizer=False",
+        "optim.config.use_distributed_optimizer=True strategy.ddp.use_distributed_optimizer=True",
+    ),
+    example(
+        "one-precision",
+        "trainer.plugins.grad_reduce_in_fp32=True strategy.ddp.grad_reduce_in_fp32=False",
+        "trainer.plugins.grad_reduce_in_fp32=True",
+    ),
+    example(
+        "one-source-of-optimizer-state",
+        "strategy.ckpt_load_main_params=True",
+        "strategy.ckpt_load_main_params=True strategy.ckpt_load_optimizer=False",
+    ),
+    # Files of this machine
+    example(
+        "log-directory-is-writable", "log.log_dir=/dev/null/runs", "log.log_dir=/tmp", recipe="llama_tiny", here=True
+    ),
+    example(
+        "checkpoint-to-resume-exists",
+        "resume.resume_from_path=/dev/null/checkpoint",
+        "resume.resume_from_path=None",
+        recipe="llama_tiny",
+        here=True,
+    ),
+    example(
+        "released-weights-fit",
+        "resume.restore_config.path=hf:///dev/null/weights",
+        "resume.restore_config=None",
+        recipe="llama_tiny",
+        here=True,
+    ),
+    example(
+        "communicator-settings-exist",
+        "strategy.nccl_communicator_config_path=/dev/null/nccl.yaml",
+        "strategy.nccl_communicator_config_path=None",
+        recipe="llama_tiny",
+        here=True,
+    ),
+    example("data-is-there", recipe="llama_tiny", corpus=({**CORPUS, "paths": "/dev/null/corpus"}, None), here=True),
+    example(
+        "tokenizer-fits-the-vocabulary",
+        "model.config.vocab_size=100",
+        "model.config.vocab_size=None",
+        recipe="llama_tiny",
+    ),
+    example(
+        "text-has-a-tokenizer",
+        "'data=DollyDataModule(seq_length=128,global_batch_size=16,micro_batch_size=8)' "
+        "resume.restore_config.path=hf:///dev",
+        "'data=DollyDataModule(seq_length=128,global_batch_size=16,micro_batch_size=8,tokenizer=ByteTokenizer())'",
+        recipe="llama_tiny",
+    ),
+    # Optional packages
+    example(
+        "low-precision-needs-transformer-engine",
+        "trainer.plugins.fp8=hybrid",
+        "trainer.plugins.fp8=None",
+        recipe="llama_tiny",
+        here=True,
+    ),
+    example(
+        "aware-optimizer-needs-transformer-engine",
+        "optim.config.use_precision_aware_optimizer=True",
+        "optim.config.use_precision_aware_optimizer=False",
+        recipe="llama_tiny",
+        here=True,
+    ),
+    example(
+        "plain-layers-can-do-it",
+        "model.config.qk_clip=True",
+        "model.config.qk_clip=False",
+        recipe="llama_tiny",
+        here=True,
+    ),
+    example(
+        "dispatcher-is-installed",
+        "model.config.moe_token_dispatcher_type=flex",
+        "model.config.moe_token_dispatcher_type=alltoall",
+        recipe="mixtral_8x7b",
+        launched=(8, 8),
+        here=True,
+    ),
+    example(
+        "logger-is-installed",
+        "log.wandb=lightning.pytorch.loggers.wandb.WandbLogger",
+        "log.wandb=None",
+        recipe="llama_tiny",
+        here=True,
+    ),
+    example(
+        "tracker-can-log-in",
+        "log.extra_loggers=[lightning.pytorch.loggers.comet.CometLogger]",
+        "log.extra_loggers=[]",
+        recipe="llama_tiny",
+        here=True,
+    ),
+    # Environment variables
+    example("attention-is-chosen-once", environment=({"NVTE_FLASH_ATTN": "0"}, {"NVTE_FLASH_ATTN": "1"})),
+    example(
+        "registered-buffers-do-not-move",
+        "strategy.ddp.nccl_ub=True",
+        "strategy.ddp.nccl_ub=True",
+        environment=({"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}, {}),
+    ),
+    example(
+        "ucc-overlaps-over-several-connections",
+        "strategy.pipeline_model_parallel_size=2 strategy.pipeline_model_parallel_comm_backend=ucc",
+        "strategy.pipeline_model_parallel_size=2 strategy.pipeline_model_parallel_comm_backend=ucc",
+        environment=({"CUDA_DEVICE_MAX_CONNECTIONS": "1"}, {"CUDA_DEVICE_MAX_CONNECTIONS": "8"}),
+    ),
+    example(
+        "timeout-is-a-number",
+        environment=({"TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "10min"}, {"TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "600"}),
+    ),
+    example(
+        "deterministic-everywhere",
+        "model.config.deterministic_mode=True",
+        "model.config.deterministic_mode=True",
+        environment=({}, {"NVTE_ALLOW_NONDETERMINISTIC_ALGO": "0"}),
+        gpu=("H100", "H100"),
+    ),
+    # Megatron-Core's own checks
+    example(
+        "megatron-core-agrees",
+        "model.config.rotary_interleaved=True model.config.multi_latent_attention=True",
+        "model.config.rotary_interleaved=False",
+    ),
+)

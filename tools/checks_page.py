@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """``docs/checks.md``, written from the table of rules: ``python -m tools.checks_page > docs/checks.md``.
 
-What each rule says of its example is what it really says: every example is run.
+What each rule says of its examples is what it really says: every example is run.
 """
 
 import re
 
 from nemo2.preflight.checks.rule import Rule
 from nemo2.preflight.checks.table import RULES, TOPICS
-from support.rule_examples import problems_of
+from support.rule_cases import Example, problems_of
+from support.rule_examples import EXAMPLES
 from tools.wrapped import wrapped
 
 _WHERE_SET = re.compile(r" \((?:set at )?[^()\s]+:\d+\)")
@@ -43,8 +44,8 @@ The rules follow the installed Megatron-Core. Most rules report early what Megat
 rank. Some rules reject settings that Megatron-Core accepts and then trains wrongly. The "Otherwise" sentence of each
 rule says what would happen without the rule.
 
-The rules reject no valid layout. Tests run two examples for each rule: the example below, which the rule must reject, and the
-nearest valid recipe, which all rules must accept and Megatron-Core must build.
+The rules reject no valid layout. Tests run the examples below, which the rules must reject, and for each
+the nearest valid recipe, which all rules must accept and Megatron-Core must build.
 
 There are {count} rules."""
 
@@ -60,21 +61,26 @@ def page() -> str:
 
 
 def _entry(rule: Rule) -> list[str]:
-    python = bool(rule.broken.assigned or rule.broken.corpus)
-    told = [problem.message for problem in problems_of(rule.broken) if problem.rule == rule.name]
+    lines = [f"### {rule.name}", "", f"{rule.says} **Otherwise:** {rule.otherwise}"]
+    for example in EXAMPLES:
+        if example.rule == rule.name:
+            lines += _example(example)
+    return lines
+
+
+def _example(example: Example) -> list[str]:
+    messages = [problem.message for problem in problems_of(example.broken) if problem.rule == example.rule]
+    python = example.broken.in_python
     prompt = ">>>" if python else "$"
     return [
-        f"### {rule.name}",
-        "",
-        f"{rule.says} **Otherwise:** {rule.otherwise}",
         "",
         "```pycon" if python else "```console",
-        *(row for line in rule.broken.lines() for row in wrapped(line, f"{prompt} ")),
+        *(row for line in example.broken.lines() for row in wrapped(line, f"{prompt} ")),
         "```",
         "",
-        *(f"> {_WHERE_SET.sub('', message)}" for message in told),
+        *(f"> {_WHERE_SET.sub('', message)}" for message in messages),
         "",
-        f"Valid: `{'`, `'.join(rule.mended.lines())}`",
+        f"Valid: `{'`, `'.join(example.mended.lines())}`",
     ]
 
 

@@ -23,7 +23,7 @@ from typing import Any, Optional
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
-from nemo2.preflight.checks.rule import Case
+from support.rule_cases import Case
 
 SEED = 20261120
 IN_A_BATCH = 25
@@ -145,7 +145,7 @@ def compare(batch: list[Case]) -> Results:
     packages."""
     from nemo2.preflight.checks.table import RULES
     from support.megatron_verdict import verdicts
-    from support.rule_examples import problems_of
+    from support.rule_cases import problems_of
 
     found = Results()
     silent = {rule.name for rule in RULES if not rule.megatron_refuses}
@@ -186,7 +186,7 @@ def _nearest(case: Case) -> Optional[Case]:
     """The case with the layout that nemo2 proposes. None: there is no proposal, or the case breaks other rules too."""
     from nemo2.preflight.checks.facts import read_facts
     from nemo2.preflight.checks.nearest import nearest_layouts
-    from support.rule_examples import problems_of, recipe_of
+    from support.rule_cases import problems_of, recipe_of
 
     near = nearest_layouts(read_facts(recipe_of(case)), limit=1)
     if not near:

@@ -6,11 +6,11 @@ import subprocess
 
 import pytest
 
-from nemo2.preflight.checks.table import RULES
+from support.rule_examples import EXAMPLES
 from tools.wrapped import COLUMNS, wrapped
 
-PYTHON = [one for one in RULES if one.broken.assigned or one.broken.corpus]
-COMMANDS = {line: shlex.split(line) for one in RULES if one not in PYTHON for line in one.broken.lines()}
+PYTHON = [one for one in EXAMPLES if one.broken.in_python]
+COMMANDS = {line: shlex.split(line) for one in EXAMPLES if one not in PYTHON for line in one.broken.lines()}
 
 
 def test_every_command_of_the_rules_fits_and_gives_a_shell_the_same_words() -> None:
@@ -23,9 +23,9 @@ def test_every_command_of_the_rules_fits_and_gives_a_shell_the_same_words() -> N
     assert words == [COMMANDS[line] for line in broken]
 
 
-@pytest.mark.parametrize("rule", PYTHON, ids=lambda rule: rule.name)
-def test_broken_python_is_the_same_code(rule) -> None:
-    for line in rule.broken.lines():
+@pytest.mark.parametrize("example", PYTHON, ids=lambda one: one.rule)
+def test_broken_python_is_the_same_code(example) -> None:
+    for line in example.broken.lines():
         rows = wrapped(line, ">>> ")
         assert all(len(row) <= COLUMNS for row in rows)
         assert " ".join(row[4:].strip() for row in rows) == line

@@ -8,13 +8,12 @@ from packaging.version import Version
 
 from nemo2.preflight.checks.facts import Facts
 from nemo2.preflight.checks.rule import Topic
-from nemo2.preflight.checks.rules.world import CP
 
 ATTENTION = Topic("Attention")
 _BACKEND = "model.config.attention_backend"
 
 
-@ATTENTION.rule("back-end-is-left", broken=f"{_BACKEND}=unfused {CP}=2", mended=f"{_BACKEND}=fused {CP}=2")
+@ATTENTION.rule("back-end-is-left")
 def _left(facts: Facts) -> Iterator[str]:
     """The attention backend must support the other settings. `flash` supports neither learned sinks nor head sizes
     that are not multiples of 8. `fused` has no deterministic mode. `unfused` does not support context parallelism.

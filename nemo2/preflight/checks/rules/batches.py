@@ -9,16 +9,12 @@ from nemo2.preflight.checks.arithmetic import nearest
 from nemo2.preflight.checks.domains import out_of_range
 from nemo2.preflight.checks.facts import Facts
 from nemo2.preflight.checks.rule import Topic
-from nemo2.preflight.checks.rules.pipeline import VP
-from nemo2.preflight.checks.rules.world import CP, PP
 
 BATCHES = Topic("Batches and sequences")
-CORPUS = {"paths": "corpus", "seq_length": 128, "micro_batch_size": 8, "global_batch_size": 16}
-"""Arguments of a data module that reads files, for examples."""
 GROUP = "strategy.microbatch_group_size_per_vp_stage"
 
 
-@BATCHES.rule("batches-are-counts", broken="data.micro_batch_size=0", mended="data.micro_batch_size=1")
+@BATCHES.rule("batches-are-counts")
 def _counts(facts: Facts) -> Iterator[str]:
     """Batch sizes and the sequence length must be whole numbers of at least 1.
 
@@ -27,12 +23,7 @@ def _counts(facts: Facts) -> Iterator[str]:
     yield from out_of_range(facts.data, "data", domains.BATCH, others=False)
 
 
-@BATCHES.rule(
-    "batch-over-replicas",
-    broken="data.global_batch_size=510 data.micro_batch_size=2",
-    mended="data.global_batch_size=512 data.micro_batch_size=2",
-    megatron_refuses=True,
-)
+@BATCHES.rule("batch-over-replicas", megatron_refuses=True)
 def _global_batch(facts: Facts) -> Iterator[str]:
     """Micro-batch size * data-parallel size must divide the global batch size.
 
@@ -46,9 +37,7 @@ def _global_batch(facts: Facts) -> Iterator[str]:
         )
 
 
-@BATCHES.rule(
-    "ramp-up-over-replicas", broken="data.rampup_batch_size=[30,2,1000]", mended="data.rampup_batch_size=[32,16,1000]"
-)
+@BATCHES.rule("ramp-up-over-replicas")
 def _ramp_up(facts: Facts) -> Iterator[str]:
     """Every batch size of the ramp-up (`rampup_batch_size`) must be a multiple of micro-batch size * data-parallel
     size.
@@ -75,11 +64,7 @@ def _ramp_up(facts: Facts) -> Iterator[str]:
             )
 
 
-@BATCHES.rule(
-    "micro-batches-in-groups",
-    broken=f"{PP}=4 {VP}=2 {CP}=1 data.global_batch_size=12",
-    mended=f"{PP}=4 {VP}=2 {CP}=1 data.global_batch_size=16",
-)
+@BATCHES.rule("micro-batches-in-groups")
 def _groups(facts: Facts) -> Iterator[str]:
     """The interleaved schedule runs micro-batches in groups. Every group, including the last one, must have at
     least as many micro-batches as there are pipeline stages.
@@ -102,7 +87,7 @@ def _groups(facts: Facts) -> Iterator[str]:
         )
 
 
-@BATCHES.rule("groups-fill-the-stages", broken=f"{PP}=4 {VP}=2 {GROUP}=2", mended=f"{PP}=4 {VP}=2 {GROUP}=4")
+@BATCHES.rule("groups-fill-the-stages")
 def _group_size(facts: Facts) -> Iterator[str]:
     """A group of micro-batches (`microbatch_group_size_per_vp_stage`) must be at least as large as the
     pipeline-parallel size.
@@ -117,7 +102,7 @@ def _group_size(facts: Facts) -> Iterator[str]:
         )
 
 
-@BATCHES.rule("one-sequence-length", broken="model.config.seq_length=4096", mended="data.seq_length=4096")
+@BATCHES.rule("one-sequence-length")
 def _one_length(facts: Facts) -> Iterator[str]:
     """The sequence length must be set on the data module. The model takes it from there.
 
@@ -131,9 +116,7 @@ def _one_length(facts: Facts) -> Iterator[str]:
         )
 
 
-@BATCHES.rule(
-    "accumulation-is-micro-batches", broken="trainer.accumulate_grad_batches=4", mended="data.global_batch_size=2048"
-)
+@BATCHES.rule("accumulation-is-micro-batches")
 def _accumulation(facts: Facts) -> Iterator[str]:
     """`accumulate_grad_batches` must stay 1.
 
@@ -149,11 +132,7 @@ def _accumulation(facts: Facts) -> Iterator[str]:
         )
 
 
-@BATCHES.rule(
-    "samples-for-every-step",
-    recipe="llama_tiny",
-    corpus=({**CORPUS, "num_train_samples": 100}, {**CORPUS, "num_train_samples": 4800}),
-)
+@BATCHES.rule("samples-for-every-step")
 def _samples(facts: Facts) -> Iterator[str]:
     """With a data module that reads files, `num_train_samples` must be None or enough for `max_steps`.
 
@@ -173,7 +152,7 @@ def _samples(facts: Facts) -> Iterator[str]:
         )
 
 
-@BATCHES.rule("samples-for-a-step", broken="data.num_train_samples=100", mended="data.num_train_samples=512")
+@BATCHES.rule("samples-for-a-step")
 def _step(facts: Facts) -> Iterator[str]:
     """Mock data must have enough samples for one global batch, for training and, if the trainer validates, for
     validation.

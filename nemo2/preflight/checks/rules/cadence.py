@@ -9,7 +9,7 @@ from nemo2.preflight.checks.rule import Topic
 CADENCE = Topic("Steps, validation, checkpoints", needs_sizes=False)
 
 
-@CADENCE.rule("run-has-steps", broken="trainer.max_steps=-10", mended="trainer.max_steps=10")
+@CADENCE.rule("run-has-steps")
 def _steps(facts: Facts) -> Iterator[str]:
     """`max_steps` must be at least 1, or -1 for no limit on steps.
 
@@ -23,9 +23,7 @@ def _steps(facts: Facts) -> Iterator[str]:
         )
 
 
-@CADENCE.rule(
-    "validation-interval-is-a-count", broken="trainer.val_check_interval=0", mended="trainer.val_check_interval=1"
-)
+@CADENCE.rule("validation-interval-is-a-count")
 def _interval(facts: Facts) -> Iterator[str]:
     """`val_check_interval` must be at least 1 step, or a fraction of an epoch above 0 and at most 1.0.
     `check_val_every_n_epoch` must be at least 1.
@@ -54,9 +52,7 @@ def _interval(facts: Facts) -> Iterator[str]:
         )
 
 
-@CADENCE.rule(
-    "limits-are-counts-or-shares", broken="trainer.limit_val_batches=1.5", mended="trainer.limit_val_batches=0.5"
-)
+@CADENCE.rule("limits-are-counts-or-shares")
 def _limits(facts: Facts) -> Iterator[str]:
     """Each `limit_..._batches` must be a whole number of at least 0, or a fraction between 0 and 1.
 
@@ -73,11 +69,7 @@ def _limits(facts: Facts) -> Iterator[str]:
             )
 
 
-@CADENCE.rule(
-    "intervals-within-an-epoch-fit-it",
-    broken="trainer.check_val_every_n_epoch=1 trainer.limit_train_batches=100",
-    mended="trainer.limit_train_batches=100",
-)
+@CADENCE.rule("intervals-within-an-epoch-fit-it")
 def _within_epoch(facts: Facts) -> Iterator[str]:
     """If `check_val_every_n_epoch` is set, `val_check_interval` must be at most `limit_train_batches`.
 
@@ -96,9 +88,7 @@ def _within_epoch(facts: Facts) -> Iterator[str]:
         )
 
 
-@CADENCE.rule(
-    "logging-interval-is-a-count", broken="trainer.log_every_n_steps=-1", mended="trainer.log_every_n_steps=1"
-)
+@CADENCE.rule("logging-interval-is-a-count")
 def _logging(facts: Facts) -> Iterator[str]:
     """`log_every_n_steps` must be at least 1, or 0 to log nothing.
 

@@ -12,14 +12,11 @@ from nemo2.models.layers import rules as layers
 from nemo2.preflight.checks.arithmetic import nearest
 from nemo2.preflight.checks.facts import Facts
 from nemo2.preflight.checks.rule import Topic
-from nemo2.preflight.checks.rules.world import CP, TP
 
 CONTEXT = Topic("Context parallelism")
 
 
-@CONTEXT.rule(
-    "sequence-in-twice-the-context-ranks", broken=f"{CP}=4 data.seq_length=8188", mended=f"{CP}=4 data.seq_length=8192"
-)
+@CONTEXT.rule("sequence-in-twice-the-context-ranks")
 def _chunks(facts: Facts) -> Iterator[str]:
     """2 * context-parallel size must divide the sequence length.
 
@@ -34,12 +31,7 @@ def _chunks(facts: Facts) -> Iterator[str]:
         )
 
 
-@CONTEXT.rule(
-    "yarn-positions-in-twice-the-context-ranks",
-    recipe="deepseek_v2_lite",
-    broken=f"{CP}=4 model.config.original_max_position_embeddings=4092",
-    mended=f"{CP}=4 model.config.original_max_position_embeddings=4096",
-)
+@CONTEXT.rule("yarn-positions-in-twice-the-context-ranks")
 def _yarn(facts: Facts) -> Iterator[str]:
     """With YaRN, 2 * context-parallel size must divide the original number of positions.
 
@@ -60,7 +52,7 @@ def _yarn(facts: Facts) -> Iterator[str]:
         )
 
 
-@CONTEXT.rule("exchange-is-known", broken="model.config.cp_comm_type=a2a+p2p", mended="model.config.cp_comm_type=a2a")
+@CONTEXT.rule("exchange-is-known")
 def exchanged(facts: Facts) -> Iterator[str]:
     """`cp_comm_type` must be p2p, all_gather or a2a, and `hierarchical_context_parallel_sizes` None.
 
@@ -86,11 +78,7 @@ def exchanged(facts: Facts) -> Iterator[str]:
             yield f"model.config.cp_comm_type={kind!r}: must be one of {', '.join(map(repr, layers.CP_COMM_TYPES))}."
 
 
-@CONTEXT.rule(
-    "heads-over-context-ranks",
-    broken=f"model.config.cp_comm_type=a2a {CP}=4 {TP}=2 model.config.num_query_groups=4",
-    mended=f"model.config.cp_comm_type=a2a {CP}=2 {TP}=2 model.config.num_query_groups=4",
-)
+@CONTEXT.rule("heads-over-context-ranks")
 def _all_to_all(facts: Facts) -> Iterator[str]:
     """With `cp_comm_type=a2a`, tensor-parallel size * context-parallel size must divide the attention heads and the
     query groups.
@@ -105,12 +93,7 @@ def _all_to_all(facts: Facts) -> Iterator[str]:
         yield from layers.heads_over_context_ranks(config)
 
 
-@CONTEXT.rule(
-    "exchange-goes-with-the-attention",
-    recipe="gemma3_1b",
-    broken=f"{CP}=2",
-    mended=f"{CP}=2 model.config.cp_comm_type=all_gather",
-)
+@CONTEXT.rule("exchange-goes-with-the-attention")
 def _exchange_of_attention(facts: Facts) -> Iterator[str]:
     """Over context-parallel ranks, Transformer Engine supports sliding windows with all_gather and a2a, and learned
     sinks with a2a only.
@@ -157,14 +140,7 @@ _WHOLE = ((-1, -1), (-1, 0))
 _PACKED_SINCE = {"all_gather": "2.18", "a2a": "2.10"}
 
 
-@CONTEXT.rule(
-    "mixers-see-whole-sequences",
-    recipe="mamba2_130m",
-    broken=f"{CP}=2 trainer.devices=2 trainer.accelerator=auto",
-    mended=f"{CP}=1 trainer.devices=2 trainer.accelerator=auto",
-    local=True,
-    megatron_refuses=True,
-)
+@CONTEXT.rule("mixers-see-whole-sequences", local=True, megatron_refuses=True)
 def _mixers(facts: Facts) -> Iterator[str]:
     """Without the Mamba kernels (mamba-ssm, causal-conv1d), the context-parallel size must be 1.
 
@@ -179,12 +155,7 @@ def _mixers(facts: Facts) -> Iterator[str]:
         )
 
 
-@CONTEXT.rule(
-    "delta-nets-are-whole",
-    recipe="qwen35_9b",
-    broken=f"{CP}=2",
-    mended=f"{CP}=1",
-)
+@CONTEXT.rule("delta-nets-are-whole")
 def _delta_nets(facts: Facts) -> Iterator[str]:
     """Gated DeltaNet layers (Qwen3-Next, Qwen 3.5) need whole sequences, whole heads on each tensor-parallel rank, and a model
     without multi-token prediction.

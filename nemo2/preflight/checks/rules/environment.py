@@ -19,9 +19,7 @@ _WANTED = {
 are already set have these values."""
 
 
-@ENVIRONMENT.rule(
-    "attention-is-chosen-once", environment=({"NVTE_FLASH_ATTN": "0"}, {"NVTE_FLASH_ATTN": "1"}), megatron_refuses=True
-)
+@ENVIRONMENT.rule("attention-is-chosen-once", megatron_refuses=True)
 def _attention(facts: Facts) -> Iterator[str]:
     """`NVTE_FLASH_ATTN`, `NVTE_FUSED_ATTN` and `NVTE_UNFUSED_ATTN` must agree with `attention_backend` or be unset.
 
@@ -52,13 +50,7 @@ def _segments_may_not_be_registered() -> bool:
     return Version(Version(installed).base_version) < Version("2.11.0a0")
 
 
-@ENVIRONMENT.rule(
-    "registered-buffers-do-not-move",
-    broken="strategy.ddp.nccl_ub=True",
-    mended="strategy.ddp.nccl_ub=True",
-    environment=({"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}, {}),
-    in_force=_segments_may_not_be_registered,
-)
+@ENVIRONMENT.rule("registered-buffers-do-not-move", in_force=_segments_may_not_be_registered)
 def _segments(facts: Facts) -> Iterator[str]:
     """Registered communication buffers (`nccl_ub`) cannot be used with expandable memory segments.
 
@@ -74,12 +66,7 @@ def _segments(facts: Facts) -> Iterator[str]:
         )
 
 
-@ENVIRONMENT.rule(
-    "ucc-overlaps-over-several-connections",
-    broken="strategy.pipeline_model_parallel_size=2 strategy.pipeline_model_parallel_comm_backend=ucc",
-    mended="strategy.pipeline_model_parallel_size=2 strategy.pipeline_model_parallel_comm_backend=ucc",
-    environment=({"CUDA_DEVICE_MAX_CONNECTIONS": "1"}, {"CUDA_DEVICE_MAX_CONNECTIONS": "8"}),
-)
+@ENVIRONMENT.rule("ucc-overlaps-over-several-connections")
 def _ucc(facts: Facts) -> Iterator[str]:
     """Pipeline communication over UCC requires that `CUDA_DEVICE_MAX_CONNECTIONS` is not 1.
 
@@ -93,10 +80,7 @@ def _ucc(facts: Facts) -> Iterator[str]:
         )
 
 
-@ENVIRONMENT.rule(
-    "timeout-is-a-number",
-    environment=({"TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "10min"}, {"TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "600"}),
-)
+@ENVIRONMENT.rule("timeout-is-a-number")
 def _timeout(facts: Facts) -> Iterator[str]:
     """`TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC` must be a whole number of seconds.
 
@@ -107,13 +91,7 @@ def _timeout(facts: Facts) -> Iterator[str]:
         yield f"TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC={seconds}: must be a whole number of seconds, e.g. 600."
 
 
-@ENVIRONMENT.rule(
-    "deterministic-everywhere",
-    broken="model.config.deterministic_mode=True",
-    mended="model.config.deterministic_mode=True",
-    gpu=("H100", "H100"),
-    environment=({}, {"NVTE_ALLOW_NONDETERMINISTIC_ALGO": "0"}),
-)
+@ENVIRONMENT.rule("deterministic-everywhere")
 def _deterministic(facts: Facts) -> Iterator[str]:
     """Where Transformer Engine computes the attention, `deterministic_mode` requires
     `NVTE_ALLOW_NONDETERMINISTIC_ALGO=0`.

@@ -8,18 +8,11 @@ from nemo2.models.layers import rules as layers
 from nemo2.preflight.checks.arithmetic import divisors, nearest
 from nemo2.preflight.checks.facts import Facts
 from nemo2.preflight.checks.rule import Topic
-from nemo2.preflight.checks.rules.world import EP, ETP, TP
 
-EXPERTS = Topic("Experts", recipe="deepseek_v2_lite")
-_SP = "strategy.sequence_parallel=True"
+EXPERTS = Topic("Experts")
 
 
-@EXPERTS.rule(
-    "experts-over-ranks",
-    broken=f"{EP}=8 model.config.num_moe_experts=60",
-    mended=f"{EP}=8 model.config.num_moe_experts=64",
-    megatron_refuses=True,
-)
+@EXPERTS.rule("experts-over-ranks", megatron_refuses=True)
 def _share(facts: Facts) -> Iterator[str]:
     """The expert-parallel size must divide the number of experts.
 
@@ -33,12 +26,7 @@ def _share(facts: Facts) -> Iterator[str]:
         )
 
 
-@EXPERTS.rule(
-    "expert-width-over-expert-tensor-ranks",
-    broken=f"{TP}=2 {ETP}=2 {EP}=4 {_SP} model.config.moe_ffn_hidden_size=1407",
-    mended=f"{TP}=2 {ETP}=2 {EP}=4 {_SP} model.config.moe_ffn_hidden_size=1408",
-    megatron_refuses=True,
-)
+@EXPERTS.rule("expert-width-over-expert-tensor-ranks", megatron_refuses=True)
 def _width(facts: Facts) -> Iterator[str]:
     """The expert tensor-parallel size must divide the width of an expert, and the tensor-parallel size must divide
     the width of the shared experts.
@@ -60,9 +48,7 @@ def _width(facts: Facts) -> Iterator[str]:
             )
 
 
-@EXPERTS.rule(
-    "experts-cut-only-where-shared", broken=f"{TP}=2 {ETP}=1 {EP}=1 {_SP}", mended=f"{TP}=2 {ETP}=1 {EP}=2 {_SP}"
-)
+@EXPERTS.rule("experts-cut-only-where-shared")
 def _cut(facts: Facts) -> Iterator[str]:
     """An expert tensor-parallel size that differs from the tensor-parallel size requires an expert-parallel size of
     at least 2.
@@ -72,11 +58,7 @@ def _cut(facts: Facts) -> Iterator[str]:
     yield from facts.of_layers(layers.experts_cut_only_where_shared)
 
 
-@EXPERTS.rule(
-    "experts-over-tensor-ranks",
-    broken=f"{TP}=2 {ETP}=1 model.config.multi_latent_attention=False",
-    mended=f"{TP}=2 {ETP}=1 {_SP}",
-)
+@EXPERTS.rule("experts-over-tensor-ranks")
 def _sequence_parallel(facts: Facts) -> Iterator[str]:
     """Experts with tensor parallelism require sequence parallelism.
 
@@ -85,12 +67,7 @@ def _sequence_parallel(facts: Facts) -> Iterator[str]:
     yield from facts.of_layers(layers.experts_need_sequence_parallel)
 
 
-@EXPERTS.rule(
-    "whole-bias-on-one-rank",
-    recipe="mixtral_8x7b",
-    broken=f"{TP}=2 {_SP} {EP}=4 model.config.add_bias_linear=True",
-    mended=f"{TP}=2 {_SP} {EP}=4 model.config.add_bias_linear=True {ETP}=1",
-)
+@EXPERTS.rule("whole-bias-on-one-rank")
 def _bias(facts: Facts) -> Iterator[str]:
     """Experts with a bias (`add_bias_linear`) require an expert tensor-parallel size of 1.
 
@@ -100,12 +77,7 @@ def _bias(facts: Facts) -> Iterator[str]:
     yield from facts.of_layers(layers.whole_bias_on_one_rank)
 
 
-@EXPERTS.rule(
-    "best-of-group-needs-plain-router",
-    recipe="deepseek_v2",
-    broken="model.config.moe_router_fusion=True",
-    mended="model.config.moe_router_fusion=False",
-)
+@EXPERTS.rule("best-of-group-needs-plain-router")
 def _best_of_group(facts: Facts) -> Iterator[str]:
     """Ranking groups of experts by their best expert (`moe_router_group_score='max'`, the rule of DeepSeek V2)
     requires the unfused router.
@@ -116,9 +88,7 @@ def _best_of_group(facts: Facts) -> Iterator[str]:
     yield from (f"model.config.{problem}" for problem in facts.of_layers(layers.best_of_group_needs_plain_router))
 
 
-@EXPERTS.rule(
-    "router-picks-what-there-is", broken="model.config.moe_router_topk=65", mended="model.config.moe_router_topk=64"
-)
+@EXPERTS.rule("router-picks-what-there-is")
 def _topk(facts: Facts) -> Iterator[str]:
     """A token can be routed to at most as many experts as the model has.
 
@@ -132,12 +102,7 @@ def _topk(facts: Facts) -> Iterator[str]:
         )
 
 
-@EXPERTS.rule(
-    "shared-experts-have-no-bias",
-    broken="model.config.moe_shared_expert_intermediate_size=512 model.config.add_bias_linear=True",
-    mended="model.config.moe_shared_expert_intermediate_size=512 model.config.add_bias_linear=False",
-    megatron_refuses=True,
-)
+@EXPERTS.rule("shared-experts-have-no-bias", megatron_refuses=True)
 def _shared_bias(facts: Facts) -> Iterator[str]:
     """Shared experts (`moe_shared_expert_intermediate_size`) require `add_bias_linear=False`.
 
@@ -152,12 +117,7 @@ def _shared_bias(facts: Facts) -> Iterator[str]:
         )
 
 
-@EXPERTS.rule(
-    "overlapped-exchange-has-no-mixers",
-    recipe="nemotronh_4b",
-    broken="model.config.overlap_moe_expert_parallel_comm=True",
-    mended="model.config.overlap_moe_expert_parallel_comm=False",
-)
+@EXPERTS.rule("overlapped-exchange-has-no-mixers")
 def _overlapped_exchange(facts: Facts) -> Iterator[str]:
     """`overlap_moe_expert_parallel_comm` does not support Mamba layers.
 

@@ -14,21 +14,10 @@ from nemo2.preflight.checks.rule import Topic
 from nemo2.preflight.checks.tokenizers import Unknown, known_tokenizer
 
 FINETUNING = Topic("Fine-tuning data", needs_sizes=False)
-PEFT = Topic("Fine-tuning", needs_sizes=False, recipe="llama3_8b:lora")
+PEFT = Topic("Fine-tuning", needs_sizes=False)
 
 
-_BROUGHT = "SquadDataModule(seq_length=512,global_batch_size=16,micro_batch_size=1"
-_HERE = "trainer.devices=2 trainer.accelerator=auto"
-
-
-def _data(size: int = 4096, micro_batch_size: int = 1) -> str:
-    """The override ``data=...`` of an example."""
-    specs = f"PackedSequenceSpecs(packed_sequence_size={size})"
-    sizes = f"seq_length=4096,global_batch_size=64,micro_batch_size={micro_batch_size}"
-    return f"'data=FineTuningDataModule(dataset_root=chats,{sizes},packed_sequence_specs={specs})'"
-
-
-@FINETUNING.settled("packs-one-by-one", broken=_data(micro_batch_size=2), mended=_data())
+@FINETUNING.settled("packs-one-by-one")
 def _packs_one_by_one() -> None:
     """With packed samples, the micro-batch size must be 1.
 
@@ -36,7 +25,7 @@ def _packs_one_by_one() -> None:
     """
 
 
-@FINETUNING.settled("packs-are-as-long-as-sequences", broken=_data(size=8192), mended=_data())
+@FINETUNING.settled("packs-are-as-long-as-sequences")
 def _packs_are_as_long_as_sequences() -> None:
     """The length of a packed row must equal the sequence length of the model.
 
@@ -45,7 +34,7 @@ def _packs_are_as_long_as_sequences() -> None:
     """
 
 
-@FINETUNING.rule("packs-count-tokens", broken=f"{_data()} model.config.calculate_per_token_loss=False", mended=_data())
+@FINETUNING.rule("packs-count-tokens")
 def _count_tokens(facts: Facts) -> Iterator[str]:
     """Packed samples require `calculate_per_token_loss`.
 
@@ -64,11 +53,7 @@ def _count_tokens(facts: Facts) -> Iterator[str]:
         )
 
 
-@FINETUNING.rule(
-    "packs-are-not-captured",
-    broken=f"{_data()} model.config.cuda_graph_impl=transformer_engine",
-    mended=f"{_data()} model.config.cuda_graph_impl=none",
-)
+@FINETUNING.rule("packs-are-not-captured")
 def _not_captured(facts: Facts) -> Iterator[str]:
     """CUDA graphs cannot be used with packed samples.
 
@@ -83,13 +68,7 @@ def _not_captured(facts: Facts) -> Iterator[str]:
         )
 
 
-@FINETUNING.rule(
-    "packs-reset-the-state",
-    recipe="mamba2_130m",
-    broken=f"'data={_BROUGHT},packed_sequence_specs=PackedSequenceSpecs(packed_sequence_size=512))' {_HERE}",
-    mended=f"'data={_BROUGHT})' {_HERE}",
-    local=True,
-)
+@FINETUNING.rule("packs-reset-the-state", local=True)
 def _reset(facts: Facts) -> Iterator[str]:
     """Packed samples with Mamba layers require the Mamba kernels (mamba-ssm, causal-conv1d).
 
@@ -104,12 +83,7 @@ def _reset(facts: Facts) -> Iterator[str]:
         )
 
 
-@FINETUNING.rule(
-    "packs-reset-linear-attention",
-    recipe="qwen35_9b",
-    broken=_data(),
-    mended="'data=FineTuningDataModule(dataset_root=chats,seq_length=4096,global_batch_size=64,micro_batch_size=1)'",
-)
+@FINETUNING.rule("packs-reset-linear-attention")
 def _reset_linear(facts: Facts) -> Iterator[str]:
     """Models with gated DeltaNet layers (Qwen3-Next, Qwen 3.5) cannot train on packed samples.
 
@@ -122,13 +96,7 @@ def _reset_linear(facts: Facts) -> Iterator[str]:
         )
 
 
-@FINETUNING.rule(
-    "training-samples-are-there",
-    recipe="llama_tiny",
-    broken="'data=FineTuningDataModule(dataset_root=/dev/null/chats,seq_length=128,global_batch_size=16,micro_batch_size=8)'",
-    mended="'data=SquadDataModule(seq_length=128,global_batch_size=16,micro_batch_size=8,tokenizer=ByteTokenizer())'",
-    local=True,
-)
+@FINETUNING.rule("training-samples-are-there", local=True)
 def _there(facts: Facts) -> Iterator[str]:
     """The training samples must be readable and fill a global batch. A data set that the run downloads requires the
     package datasets.
@@ -152,13 +120,7 @@ def _there(facts: Facts) -> Iterator[str]:
         yield str(error)
 
 
-@PEFT.rule(
-    "fine-tuning-begins-with-weights",
-    recipe="mamba2_130m:full",
-    broken="trainer.devices=2 trainer.accelerator=auto",
-    mended="trainer.devices=2 trainer.accelerator=auto resume.restore_config.path=hf://organisation/name",
-    local=True,
-)
+@PEFT.rule("fine-tuning-begins-with-weights", local=True)
 def _weights(facts: Facts) -> Iterator[str]:
     """A run of `llm.finetune` must name the weights to start from.
 
@@ -174,7 +136,7 @@ def _weights(facts: Facts) -> Iterator[str]:
         )
 
 
-@PEFT.settled("peft-settings-are-in-range", broken="peft.dim=0", mended="peft.dim=1")
+@PEFT.settled("peft-settings-are-in-range")
 def _peft_settings_are_in_range() -> None:
     """The rank, scale and dropout of a PEFT method must be in range.
 
@@ -182,7 +144,7 @@ def _peft_settings_are_in_range() -> None:
     """
 
 
-@PEFT.rule("peft-fits-the-layers", broken="peft.target_modules=[linear_qvk]", mended="peft.target_modules=[linear_qkv]")
+@PEFT.rule("peft-fits-the-layers")
 def _targets(facts: Facts) -> Iterator[str]:
     """The layers that a PEFT method targets must exist and must be at least as wide as its rank.
 

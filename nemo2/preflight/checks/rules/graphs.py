@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from nemo2.mcore.parallel.cuda_graphs import kind_of, modules_of
 from nemo2.preflight.checks.facts import Facts
 from nemo2.preflight.checks.rule import Topic
-from nemo2.preflight.checks.rules.world import CP, PP
 
 GRAPHS = Topic("CUDA graphs")
 _IMPL = "model.config.cuda_graph_impl"
@@ -21,11 +20,7 @@ def _kind(facts: Facts) -> str:
     return kind_of(facts.written_config)
 
 
-@GRAPHS.settled(
-    "graphs-go-with-the-rest",
-    broken=f"{_IMPL}=transformer_engine strategy.fsdp=megatron {CP}=1",
-    mended=f"{_IMPL}=transformer_engine {CP}=1",
-)
+@GRAPHS.settled("graphs-go-with-the-rest")
 def _graphs_go_with_the_rest() -> None:
     """CUDA graphs cannot be used with Megatron-FSDP. Graphs of Transformer Engine require bf16. Megatron-Core's own
     graphs of layers cannot be used with rotary embeddings in a pipeline. A graph of the whole step cannot check
@@ -35,13 +30,7 @@ def _graphs_go_with_the_rest() -> None:
     """
 
 
-@GRAPHS.rule(
-    "experts-are-captured-in-part",
-    recipe="deepseek_v2_lite",
-    broken=f"{_IMPL}=transformer_engine",
-    mended=f"{_IMPL}=transformer_engine model.config.moe_pad_expert_input_to_capacity=True "
-    "model.config.moe_expert_capacity_factor=1.0",
-)
+@GRAPHS.rule("experts-are-captured-in-part")
 def _experts(facts: Facts) -> Iterator[str]:
     """A graph can capture whole expert layers only if every expert gets the same number of tokens.
 
@@ -61,11 +50,7 @@ def _experts(facts: Facts) -> Iterator[str]:
         )
 
 
-@GRAPHS.rule(
-    "captured-steps-are-alike",
-    broken=f"{_IMPL}=transformer_engine {PP}=2 {CP}=1 data.rampup_batch_size=[32,32,1024]",
-    mended=f"{_IMPL}=transformer_engine {PP}=2 {CP}=1",
-)
+@GRAPHS.rule("captured-steps-are-alike")
 def _constant(facts: Facts) -> Iterator[str]:
     """A graph of the whole step, and graphs of layers with pipeline parallelism, require a constant batch size.
 
@@ -80,15 +65,7 @@ def _constant(facts: Facts) -> Iterator[str]:
         )
 
 
-@GRAPHS.rule(
-    "captured-segments-stay",
-    broken=f"{_IMPL}=transformer_engine",
-    mended=f"{_IMPL}=transformer_engine",
-    environment=(
-        {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True", "NCCL_GRAPH_REGISTER": "1"},
-        {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True", "NCCL_GRAPH_REGISTER": "0"},
-    ),
-)
+@GRAPHS.rule("captured-segments-stay")
 def _segments(facts: Facts) -> Iterator[str]:
     """CUDA graphs with expandable memory segments require `NCCL_GRAPH_REGISTER=0`.
 

@@ -21,20 +21,15 @@ from nemo2.preflight.checks.earlier import (
 )
 from nemo2.preflight.checks.facts import Facts, number
 from nemo2.preflight.checks.rule import Topic
-from nemo2.preflight.checks.rules.batches import CORPUS
 from nemo2.preflight.checks.tokenizers import known_tokenizer, tokenizer_of
 from nemo2.training.run_dir.directory import DEFAULT_BASE, link_in, problems_of_copies
 
 LAUNCH = Topic("The launch", needs_sizes=False)
-FILES = Topic("Files of this machine", needs_sizes=False, recipe="llama_tiny")
+FILES = Topic("Files of this machine", needs_sizes=False)
 _UNITS = {"devices": "processes per node", "num_nodes": "nodes"}
 
 
-@LAUNCH.rule(
-    "executor-starts-what-the-trainer-expects",
-    assigned=({"trainer.devices": 8}, {"trainer.devices": 8}),
-    launched=(4, 8),
-)
+@LAUNCH.rule("executor-starts-what-the-trainer-expects")
 def _executor(facts: Facts) -> Iterator[str]:
     """The executor must start as many nodes, and as many processes per node, as the trainer expects.
 
@@ -53,12 +48,7 @@ def _executor(facts: Facts) -> Iterator[str]:
             )
 
 
-@LAUNCH.rule(
-    "accelerator-is-here",
-    broken="trainer.accelerator=gpu trainer.devices=2",
-    mended="trainer.accelerator=auto trainer.devices=2",
-    local=True,
-)
+@LAUNCH.rule("accelerator-is-here", local=True)
 def _accelerator(facts: Facts) -> Iterator[str]:
     """A run on this machine must request an accelerator that the machine has, no more GPUs than it has, and no more
     CPU processes than were launched.
@@ -79,7 +69,7 @@ def _accelerator(facts: Facts) -> Iterator[str]:
         yield str(error)
 
 
-@LAUNCH.rule("run-name-is-a-folder", broken="log.name='a run'", mended="log.name=a_run")
+@LAUNCH.rule("run-name-is-a-folder")
 def _name(facts: Facts) -> Iterator[str]:
     """The name and version of the run must be valid as a folder name on any file system and as a word on any
     command line.
@@ -97,7 +87,7 @@ def _name(facts: Facts) -> Iterator[str]:
                 yield str(error)
 
 
-@FILES.rule("log-directory-is-writable", broken="log.log_dir=/dev/null/runs", mended="log.log_dir=/tmp", local=True)
+@FILES.rule("log-directory-is-writable", local=True)
 def _log_directory(facts: Facts) -> Iterator[str]:
     """The directories of runs, checkpoints and indices must be writable, the run's must contain no links, and files
     to copy into it must exist.
@@ -122,12 +112,7 @@ def _log_directory(facts: Facts) -> Iterator[str]:
     yield from problems_of_copies([Path(str(file)).expanduser() for file in getattr(log, "files_to_copy", None) or ()])
 
 
-@FILES.rule(
-    "checkpoint-to-resume-exists",
-    broken="resume.resume_from_path=/dev/null/checkpoint",
-    mended="resume.resume_from_path=None",
-    local=True,
-)
+@FILES.rule("checkpoint-to-resume-exists", local=True)
 def _checkpoint(facts: Facts) -> Iterator[str]:
     """The checkpoint to resume from or to restore must exist, and one to resume from must have an optimizer state.
 
@@ -146,12 +131,7 @@ def _checkpoint(facts: Facts) -> Iterator[str]:
         )
 
 
-@FILES.rule(
-    "released-weights-fit",
-    broken="resume.restore_config.path=hf:///dev/null/weights",
-    mended="resume.restore_config=None",
-    here=True,
-)
+@FILES.rule("released-weights-fit")
 def _released(facts: Facts) -> Iterator[str]:
     """Weights to start from must belong to the recipe's model, and a release (`hf:///folder`) must be complete.
 
@@ -181,12 +161,7 @@ def _released(facts: Facts) -> Iterator[str]:
             yield f"{name}.restore_config.path={path}: {str(error).removeprefix(f'{path}: ')}"
 
 
-@FILES.rule(
-    "communicator-settings-exist",
-    broken="strategy.nccl_communicator_config_path=/dev/null/nccl.yaml",
-    mended="strategy.nccl_communicator_config_path=None",
-    local=True,
-)
+@FILES.rule("communicator-settings-exist", local=True)
 def _communicators(facts: Facts) -> Iterator[str]:
     """`nccl_communicator_config_path` must be the path of an existing file.
 
@@ -200,7 +175,7 @@ def _communicators(facts: Facts) -> Iterator[str]:
         )
 
 
-@FILES.rule("data-is-there", corpus=({**CORPUS, "paths": "/dev/null/corpus"}, None), local=True)
+@FILES.rule("data-is-there", local=True)
 def _data(facts: Facts) -> Iterator[str]:
     """Every dataset must have a .bin and an .idx file that belong together, enough tokens for a sample, and the
     run's tokenizer.
@@ -225,9 +200,7 @@ def _tokenizer_of_data(facts: Facts) -> Any:
         return None  # the next rule reports it
 
 
-@FILES.rule(
-    "tokenizer-fits-the-vocabulary", broken="model.config.vocab_size=100", mended="model.config.vocab_size=None"
-)
+@FILES.rule("tokenizer-fits-the-vocabulary")
 def _vocabulary(facts: Facts) -> Iterator[str]:
     """`vocab_size` must be at least the number of the tokenizer's tokens.
 
@@ -241,12 +214,7 @@ def _vocabulary(facts: Facts) -> Iterator[str]:
         yield str(error)
 
 
-@FILES.rule(
-    "text-has-a-tokenizer",
-    broken="'data=DollyDataModule(seq_length=128,global_batch_size=16,micro_batch_size=8)' "
-    "resume.restore_config.path=hf:///dev",
-    mended="'data=DollyDataModule(seq_length=128,global_batch_size=16,micro_batch_size=8,tokenizer=ByteTokenizer())'",
-)
+@FILES.rule("text-has-a-tokenizer")
 def _text(facts: Facts) -> Iterator[str]:
     """Token files and fine-tuning on text require a tokenizer: the recipe's, the data's, or that of the weights to
     start from.

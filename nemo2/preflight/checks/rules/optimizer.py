@@ -12,12 +12,10 @@ from nemo2.preflight.checks.facts import Facts
 from nemo2.preflight.checks.rule import Topic
 
 OPTIMIZER = Topic("Optimizer and learning rate", needs_sizes=False)
-_OFFLOADED = "optim.config.optimizer_cpu_offload=True optim.config.optimizer_offload_fraction=1.0"
-_AWARE = "optim.config.use_precision_aware_optimizer=True"
 _STATES = ("main_grads_dtype", "main_params_dtype", "exp_avg_dtype", "exp_avg_sq_dtype")
 
 
-@OPTIMIZER.rule("learning-rate-is-set", broken="optim.config.lr=None", mended="optim.config.lr=3e-4")
+@OPTIMIZER.rule("learning-rate-is-set")
 def _rate(facts: Facts) -> Iterator[str]:
     """`optim.config.lr`, the peak learning rate of the schedule, must be set.
 
@@ -27,11 +25,7 @@ def _rate(facts: Facts) -> Iterator[str]:
         yield "optim.config.lr is unset. Set the peak learning rate, e.g. optim.config.lr=3e-4."
 
 
-@OPTIMIZER.rule(
-    "schedule-ends-below-its-peak",
-    broken="optim.config.lr=1e-5",
-    mended="optim.config.lr=1e-5 optim.lr_scheduler.min_lr=1e-6",
-)
+@OPTIMIZER.rule("schedule-ends-below-its-peak")
 def _end(facts: Facts) -> Iterator[str]:
     """`min_lr` must be at most the peak learning rate.
 
@@ -50,11 +44,7 @@ def _end(facts: Facts) -> Iterator[str]:
             )
 
 
-@OPTIMIZER.rule(
-    "schedule-has-a-length",
-    broken="trainer.max_steps=-1",
-    mended="trainer.max_steps=-1 trainer.max_epochs=1 optim.lr_scheduler.max_steps=100000",
-)
+@OPTIMIZER.rule("schedule-has-a-length")
 def _length(facts: Facts) -> Iterator[str]:
     """A schedule that depends on the length of the run must get this length from `trainer.max_steps` or from its
     own `max_steps`.
@@ -72,9 +62,7 @@ def _length(facts: Facts) -> Iterator[str]:
         )
 
 
-@OPTIMIZER.rule(
-    "phases-fit-the-schedule", broken="optim.lr_scheduler.max_steps=1000", mended="optim.lr_scheduler.max_steps=100000"
-)
+@OPTIMIZER.rule("phases-fit-the-schedule")
 def _phases(facts: Facts) -> Iterator[str]:
     """A schedule with its own length (`lr_scheduler.max_steps`) must be longer than its warm-up, hold and constant
     phases together. Phases that are set as shares must add up to at most 1, and the warm-up share must be less than
@@ -116,7 +104,7 @@ def _phases(facts: Facts) -> Iterator[str]:
         )
 
 
-@OPTIMIZER.rule("optimizer-is-known", broken="optim.config.optimizer=adamw", mended="optim.config.optimizer=adam")
+@OPTIMIZER.rule("optimizer-is-known")
 def _known(facts: Facts) -> Iterator[str]:
     """`optim.config.optimizer` must be an optimizer of the installed Megatron-Core: adam or sgd, and in newer
     versions also muon, lion and others.
@@ -128,9 +116,7 @@ def _known(facts: Facts) -> Iterator[str]:
         yield f"optim.config.optimizer={name!r}: must be one of {', '.join(known)}{did_you_mean(name, known, listed=True)}"
 
 
-@OPTIMIZER.rule(
-    "distributed-optimizer-is-adams", broken="optim.config.optimizer=sgd", mended="optim.config.optimizer=adam"
-)
+@OPTIMIZER.rule("distributed-optimizer-is-adams")
 def _sharded(facts: Facts) -> Iterator[str]:
     """`use_distributed_optimizer` requires Adam. Megatron-Core cannot shard the state of sgd.
 
@@ -143,9 +129,7 @@ def _sharded(facts: Facts) -> Iterator[str]:
         )
 
 
-@OPTIMIZER.rule(
-    "clipping-is-the-optimizers", broken="trainer.gradient_clip_val=1.0", mended="optim.config.clip_grad=1.0"
-)
+@OPTIMIZER.rule("clipping-is-the-optimizers")
 def _clipping(facts: Facts) -> Iterator[str]:
     """Gradient clipping must be set with `optim.config.clip_grad`.
 
@@ -160,11 +144,7 @@ def _clipping(facts: Facts) -> Iterator[str]:
         )
 
 
-@OPTIMIZER.rule(
-    "small-states-need-the-aware-optimizer",
-    broken="optim.config.exp_avg_dtype=torch.bfloat16",
-    mended="optim.config.exp_avg_dtype=torch.float32",
-)
+@OPTIMIZER.rule("small-states-need-the-aware-optimizer")
 def _states(facts: Facts) -> Iterator[str]:
     """Gradients, main parameters and moments of the optimizer in a format other than fp32 require
     `use_precision_aware_optimizer`.
@@ -182,11 +162,7 @@ def _states(facts: Facts) -> Iterator[str]:
             )
 
 
-@OPTIMIZER.rule(
-    "aware-optimizer-is-sharded-adam",
-    broken="optim.config.use_precision_aware_optimizer=True optim.config.optimizer=sgd",
-    mended="optim.config.use_precision_aware_optimizer=True optim.config.optimizer=adam",
-)
+@OPTIMIZER.rule("aware-optimizer-is-sharded-adam")
 def _aware(facts: Facts) -> Iterator[str]:
     """`use_precision_aware_optimizer` requires Adam and the distributed optimizer.
 
@@ -207,11 +183,7 @@ def _aware(facts: Facts) -> Iterator[str]:
         )
 
 
-@OPTIMIZER.rule(
-    "offloaded-optimizer-decouples-decay",
-    broken=f"{_OFFLOADED} {_AWARE} optim.config.decoupled_weight_decay=False",
-    mended=f"{_OFFLOADED} {_AWARE} optim.config.decoupled_weight_decay=True",
-)
+@OPTIMIZER.rule("offloaded-optimizer-decouples-decay")
 def _offload(facts: Facts) -> Iterator[str]:
     """`optimizer_cpu_offload` requires `decoupled_weight_decay`.
 
@@ -226,11 +198,7 @@ def _offload(facts: Facts) -> Iterator[str]:
         )
 
 
-@OPTIMIZER.rule(
-    "offloaded-optimizer-is-precision-aware",
-    broken=f"{_OFFLOADED} optim.config.use_precision_aware_optimizer=False",
-    mended=f"{_OFFLOADED} {_AWARE}",
-)
+@OPTIMIZER.rule("offloaded-optimizer-is-precision-aware")
 def _offloaded_copies(facts: Facts) -> Iterator[str]:
     """`optimizer_cpu_offload` requires `use_precision_aware_optimizer`, and an `optimizer_offload_fraction` above
     0.
@@ -254,11 +222,7 @@ def _offloaded_copies(facts: Facts) -> Iterator[str]:
         )
 
 
-@OPTIMIZER.rule(
-    "optimizer-numbers-are-in-range",
-    broken="optim.config.adam_beta2=1.5 optim.config.clip_grad=-1",
-    mended="optim.config.adam_beta2=0.95 optim.config.clip_grad=0",
-)
+@OPTIMIZER.rule("optimizer-numbers-are-in-range")
 def _numbers(facts: Facts) -> Iterator[str]:
     """Each number of the optimizer configuration must be in its valid range and must not be NaN or infinite: for
     example, a learning rate above 0, decay rates from 0 to below 1, and a clipping norm that is not negative.

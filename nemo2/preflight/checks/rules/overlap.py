@@ -7,19 +7,11 @@ from nemo2.preflight.checks import domains
 from nemo2.preflight.checks.domains import callbacks_out_of_range, out_of_range
 from nemo2.preflight.checks.facts import Facts
 from nemo2.preflight.checks.rule import Topic
-from nemo2.preflight.checks.rules.pipeline import VP
-from nemo2.preflight.checks.rules.world import CP, PP, TP
 
 OVERLAP = Topic("Overlapped communication")
-_SP = "strategy.sequence_parallel=True"
-_OVERLAPPED = f"model.config.tp_comm_overlap=True {TP}=2 {_SP}"
 
 
-@OVERLAP.settled(
-    "gathered-parameters-are-sharded",
-    broken="strategy.ddp.overlap_param_gather=True optim.config.use_distributed_optimizer=False",
-    mended="strategy.ddp.overlap_param_gather=True optim.config.use_distributed_optimizer=True",
-)
+@OVERLAP.settled("gathered-parameters-are-sharded")
 def _gathered_parameters_are_sharded() -> None:
     """`overlap_param_gather` requires the distributed optimizer.
 
@@ -28,11 +20,7 @@ def _gathered_parameters_are_sharded() -> None:
     """
 
 
-@OVERLAP.settled(
-    "gather-starts-from-reduction",
-    broken="strategy.ddp.overlap_param_gather=True strategy.ddp.overlap_grad_reduce=False",
-    mended="strategy.ddp.overlap_param_gather=True strategy.ddp.overlap_grad_reduce=True",
-)
+@OVERLAP.settled("gather-starts-from-reduction")
 def _gather_starts_from_reduction() -> None:
     """`overlap_param_gather` requires `overlap_grad_reduce`.
 
@@ -40,12 +28,7 @@ def _gather_starts_from_reduction() -> None:
     """
 
 
-@OVERLAP.rule(
-    "gather-in-the-step-needs-virtual-stages",
-    broken="optim.config.overlap_param_gather_with_optimizer_step=True",
-    mended="optim.config.overlap_param_gather_with_optimizer_step=True "
-    f"{PP}=4 {VP}=2 {CP}=1 strategy.ddp.overlap_param_gather=True strategy.ddp.overlap_grad_reduce=True",
-)
+@OVERLAP.rule("gather-in-the-step-needs-virtual-stages")
 def _step(facts: Facts) -> Iterator[str]:
     """`overlap_param_gather_with_optimizer_step` requires `overlap_param_gather` and virtual stages.
 
@@ -61,11 +44,7 @@ def _step(facts: Facts) -> Iterator[str]:
         )
 
 
-@OVERLAP.rule(
-    "averages-are-of-losses-not-tokens",
-    broken="strategy.ddp.average_in_collective=True model.config.calculate_per_token_loss=True",
-    mended="strategy.ddp.average_in_collective=False model.config.calculate_per_token_loss=True",
-)
+@OVERLAP.rule("averages-are-of-losses-not-tokens")
 def _average(facts: Facts) -> Iterator[str]:
     """`average_in_collective` cannot be used with `calculate_per_token_loss`.
 
@@ -79,9 +58,7 @@ def _average(facts: Facts) -> Iterator[str]:
         )
 
 
-@OVERLAP.rule(
-    "tensor-overlap-needs-sequence-parallel", broken=f"model.config.tp_comm_overlap=True {TP}=2", mended=_OVERLAPPED
-)
+@OVERLAP.rule("tensor-overlap-needs-sequence-parallel")
 def _tensor(facts: Facts) -> Iterator[str]:
     """`tp_comm_overlap` on the model requires tensor and sequence parallelism.
 
@@ -98,11 +75,7 @@ def _tensor(facts: Facts) -> Iterator[str]:
         )
 
 
-@OVERLAP.settled(
-    "userbuffers-carry-the-format",
-    broken=f"{_OVERLAPPED} trainer.plugins.fp8=hybrid trainer.plugins.fp8_recipe=blockwise",
-    mended=f"{_OVERLAPPED} trainer.plugins.fp8=hybrid trainer.plugins.fp8_recipe=tensorwise",
-)
+@OVERLAP.settled("userbuffers-carry-the-format")
 def _userbuffers_carry_the_format() -> None:
     """With `tp_comm_overlap`, Transformer Engine must support userbuffers for the tensor format. Delayed and
     current scaling are supported. MXFP8 is supported from version 2.4 on, with a multiple of 128 tokens. Blockwise
@@ -112,11 +85,7 @@ def _userbuffers_carry_the_format() -> None:
     """
 
 
-@OVERLAP.settled(
-    "userbuffers-have-one-size",
-    broken=f"{_OVERLAPPED} model.config.moe_token_dispatcher_type=alltoall model.config.variable_seq_lengths=True",
-    mended=f"{_OVERLAPPED} model.config.moe_token_dispatcher_type=alltoall model.config.variable_seq_lengths=False",
-)
+@OVERLAP.settled("userbuffers-have-one-size")
 def _userbuffers_have_one_size() -> None:
     """With `tp_comm_overlap`, every micro-batch must have the same number of tokens.
 
@@ -124,12 +93,7 @@ def _userbuffers_have_one_size() -> None:
     """
 
 
-@OVERLAP.settled(
-    "every-projection-has-a-userbuffer",
-    recipe="deepseek_v2_lite",
-    broken=f"{_OVERLAPPED} strategy.expert_tensor_parallel_size=1",
-    mended=f"model.config.tp_comm_overlap=False {TP}=2 {_SP} strategy.expert_tensor_parallel_size=1",
-)
+@OVERLAP.settled("every-projection-has-a-userbuffer")
 def _every_projection_has_a_userbuffer() -> None:
     """With `tp_comm_overlap` on the model, Transformer Engine must have buffers for all projections. It has none
     for multi-latent attention, for multi-token prediction and for layers that replace others.
@@ -139,7 +103,7 @@ def _every_projection_has_a_userbuffer() -> None:
     """
 
 
-@OVERLAP.rule("buckets-have-elements", broken="strategy.ddp.bucket_size=0", mended="strategy.ddp.bucket_size=40000000")
+@OVERLAP.rule("buckets-have-elements")
 def _buckets(facts: Facts) -> Iterator[str]:
     """`bucket_size` must be at least 1, or None.
 
@@ -148,12 +112,7 @@ def _buckets(facts: Facts) -> Iterator[str]:
     yield from out_of_range(facts.ddp, "strategy.ddp_config", domains.BUFFERS, others=False)
 
 
-@OVERLAP.rule(
-    "overlap-arguments-are-in-range",
-    broken="trainer.callbacks[1].bucket_size=-1",
-    mended="trainer.callbacks[1].bucket_size=40000000",
-    recipe="nemotronh_8b",
-)
+@OVERLAP.rule("overlap-arguments-are-in-range")
 def _arguments(facts: Facts) -> Iterator[str]:
     """The arguments of the overlap callback must be valid values of the fields that they set.
 
@@ -162,12 +121,7 @@ def _arguments(facts: Facts) -> Iterator[str]:
     yield from callbacks_out_of_range(facts.at("trainer.callbacks") or [])
 
 
-@OVERLAP.settled(
-    "overlap-is-asked-for-once",
-    recipe="nemotronh_8b",
-    broken="trainer.callbacks[1].overlap_grad_reduce=False strategy.ddp.overlap_grad_reduce=True",
-    mended="strategy.ddp.overlap_grad_reduce=True",
-)
+@OVERLAP.settled("overlap-is-asked-for-once")
 def _overlap_is_requested_once() -> None:
     """The overlap callback must not contradict the settings of the model, the optimizer and the gradient buffers.
 

@@ -12,15 +12,10 @@ from nemo2.preflight.checks.facts import Facts
 from nemo2.preflight.checks.rule import Topic
 from nemo2.training.run_dir.trackers import missing_login, missing_package
 
-PARTS = Topic("Optional packages", needs_sizes=False, recipe="llama_tiny")
+PARTS = Topic("Optional packages", needs_sizes=False)
 
 
-@PARTS.rule(
-    "low-precision-needs-transformer-engine",
-    broken="trainer.plugins.fp8=hybrid",
-    mended="trainer.plugins.fp8=None",
-    here=True,
-)
+@PARTS.rule("low-precision-needs-transformer-engine")
 def _low_precision(facts: Facts) -> Iterator[str]:
     """fp8 and fp4 require Transformer Engine and a GPU.
 
@@ -37,12 +32,7 @@ def _low_precision(facts: Facts) -> Iterator[str]:
             )
 
 
-@PARTS.rule(
-    "aware-optimizer-needs-transformer-engine",
-    broken="optim.config.use_precision_aware_optimizer=True",
-    mended="optim.config.use_precision_aware_optimizer=False",
-    local=True,
-)
+@PARTS.rule("aware-optimizer-needs-transformer-engine", local=True)
 def _aware_optimizer(facts: Facts) -> Iterator[str]:
     """`use_precision_aware_optimizer` requires Transformer Engine's fused Adam.
 
@@ -57,13 +47,7 @@ def _aware_optimizer(facts: Facts) -> Iterator[str]:
         )
 
 
-@PARTS.rule(
-    "plain-layers-can-do-it",
-    broken="model.config.qk_clip=True",
-    mended="model.config.qk_clip=False",
-    here=True,
-    megatron_refuses=True,
-)
+@PARTS.rule("plain-layers-can-do-it", megatron_refuses=True)
 def _plain_layers(facts: Facts) -> Iterator[str]:
     """A model without Transformer Engine must not use features that only its kernels have: QK clipping, the flex
     dispatcher, latent experts, cached latents and experimental attention.
@@ -86,14 +70,7 @@ def _plain_layers(facts: Facts) -> Iterator[str]:
             yield f"model.config: {problem}"
 
 
-@PARTS.rule(
-    "dispatcher-is-installed",
-    recipe="mixtral_8x7b",
-    broken="model.config.moe_token_dispatcher_type=flex",
-    mended="model.config.moe_token_dispatcher_type=alltoall",
-    local=True,
-    launched=(8, 8),
-)
+@PARTS.rule("dispatcher-is-installed", local=True)
 def _dispatcher(facts: Facts) -> Iterator[str]:
     """The flex dispatcher's package, deep_ep, must be installed.
 
@@ -110,12 +87,7 @@ def _dispatcher(facts: Facts) -> Iterator[str]:
         )
 
 
-@PARTS.rule(
-    "logger-is-installed",
-    broken="log.wandb=lightning.pytorch.loggers.wandb.WandbLogger",
-    mended="log.wandb=None",
-    local=True,
-)
+@PARTS.rule("logger-is-installed", local=True)
 def _loggers(facts: Facts) -> Iterator[str]:
     """The packages of the loggers must be installed.
 
@@ -129,12 +101,7 @@ def _loggers(facts: Facts) -> Iterator[str]:
             )
 
 
-@PARTS.rule(
-    "tracker-can-log-in",
-    broken="log.extra_loggers=[lightning.pytorch.loggers.comet.CometLogger]",
-    mended="log.extra_loggers=[]",
-    local=True,
-)
+@PARTS.rule("tracker-can-log-in", local=True)
 def _logins(facts: Facts) -> Iterator[str]:
     """W&B and Comet must have an API key on this machine, or must be offline.
 

@@ -8,15 +8,12 @@ from nemo2.base.counts import is_count
 from nemo2.preflight.checks.arithmetic import divisors, nearest
 from nemo2.preflight.checks.facts import Facts
 from nemo2.preflight.checks.rule import Topic
-from nemo2.preflight.checks.rules.world import PP
 
 PIPELINE = Topic("Pipeline parallelism")
-VP = "strategy.virtual_pipeline_model_parallel_size"
 FIRST, LAST = "strategy.num_layers_in_first_pipeline_stage", "strategy.num_layers_in_last_pipeline_stage"
-SPLIT = "strategy.account_for_embedding_in_pipeline_split"
 
 
-@PIPELINE.rule("virtual-stages-need-stages", broken=f"{VP}=2", mended=f"{VP}=2 {PP}=4", megatron_refuses=True)
+@PIPELINE.rule("virtual-stages-need-stages", megatron_refuses=True)
 def _virtual(facts: Facts) -> Iterator[str]:
     """Virtual stages require a pipeline-parallel size of at least 2.
 
@@ -31,13 +28,7 @@ def _virtual(facts: Facts) -> Iterator[str]:
         )
 
 
-@PIPELINE.rule(
-    "mixers-have-no-virtual-stages",
-    recipe="mamba2_2_7b",
-    broken=f"{PP}=2 {VP}=2",
-    mended=f"{PP}=2",
-    megatron_refuses=True,
-)
+@PIPELINE.rule("mixers-have-no-virtual-stages", megatron_refuses=True)
 def _hybrid(facts: Facts) -> Iterator[str]:
     """Hybrid and Mamba models cannot have virtual stages.
 
@@ -50,7 +41,7 @@ def _hybrid(facts: Facts) -> Iterator[str]:
         )
 
 
-@PIPELINE.rule("mixers-are-cut-by-number", recipe="mamba2_2_7b", broken=f"{PP}=4 {SPLIT}=True", mended=f"{PP}=4")
+@PIPELINE.rule("mixers-are-cut-by-number")
 def _cut_by_number(facts: Facts) -> Iterator[str]:
     """All pipeline stages of a hybrid model must have the same number of layers, except the first and the last
     stage.
@@ -63,12 +54,7 @@ def _cut_by_number(facts: Facts) -> Iterator[str]:
         yield from uncut_hybrid_problems(facts.of_strategy)
 
 
-@PIPELINE.rule(
-    "layers-over-stages",
-    broken=f"{PP}=3 trainer.devices=6 data.global_batch_size=510",
-    mended=f"{PP}=4 trainer.devices=8",
-    megatron_refuses=True,
-)
+@PIPELINE.rule("layers-over-stages", megatron_refuses=True)
 def _layers(facts: Facts) -> Iterator[str]:
     """The pipeline-parallel size must divide the number of layers. If `account_for_embedding_in_pipeline_split` or
     `account_for_loss_in_pipeline_split` is set, the embedding or the loss counts as one layer.
@@ -89,7 +75,7 @@ def _layers(facts: Facts) -> Iterator[str]:
     )
 
 
-@PIPELINE.rule("layers-for-every-stage", broken=f"{PP}=2 {FIRST}=40", mended=f"{PP}=2 {FIRST}=20")
+@PIPELINE.rule("layers-for-every-stage")
 def _enough_layers(facts: Facts) -> Iterator[str]:
     """If the first and last stages have their own sizes, the remaining layers must fill the stages between them.
     Without stages between them, no layers may remain.
@@ -111,7 +97,7 @@ def _enough_layers(facts: Facts) -> Iterator[str]:
         )
 
 
-@PIPELINE.rule("layers-over-virtual-stages", broken=f"{PP}=4 {VP}=3", mended=f"{PP}=4 {VP}=4", megatron_refuses=True)
+@PIPELINE.rule("layers-over-virtual-stages", megatron_refuses=True)
 def _virtual_layers(facts: Facts) -> Iterator[str]:
     """The virtual-pipeline size must divide the number of layers of every stage.
 
@@ -138,11 +124,7 @@ def _virtual_layers(facts: Facts) -> Iterator[str]:
         )
 
 
-@PIPELINE.settled(
-    "stages-send-what-they-hold",
-    broken=f"{PP}=2 strategy.pipeline_dtype=torch.float32",
-    mended=f"{PP}=2 strategy.pipeline_dtype=torch.bfloat16",
-)
+@PIPELINE.settled("stages-send-what-they-hold")
 def _stages_send_what_they_hold() -> None:
     """`pipeline_dtype` must be the dtype of the activations between layers. This is the dtype of the parameters, or
     float32 if Megatron-Core keeps an fp32 residual (`fp32_residual_connection`).
@@ -152,11 +134,7 @@ def _stages_send_what_they_hold() -> None:
     """
 
 
-@PIPELINE.settled(
-    "two-interleaved-stages-overlap-messages",
-    broken=f"{PP}=2 {VP}=2 model.config.overlap_p2p_comm=False",
-    mended=f"{PP}=2 {VP}=2 model.config.overlap_p2p_comm=True model.config.batch_p2p_comm=False",
-)
+@PIPELINE.settled("two-interleaved-stages-overlap-messages")
 def _two_interleaved_stages_overlap_messages() -> None:
     """A pipeline of two interleaved stages must overlap its messages.
 
@@ -165,11 +143,7 @@ def _two_interleaved_stages_overlap_messages() -> None:
     """
 
 
-@PIPELINE.settled(
-    "overlapped-messages-are-between-chunks",
-    broken=f"{PP}=4 model.config.overlap_p2p_comm=True",
-    mended=f"{PP}=4 {VP}=2 model.config.overlap_p2p_comm=True",
-)
+@PIPELINE.settled("overlapped-messages-are-between-chunks")
 def _overlapped_messages_are_between_chunks() -> None:
     """`overlap_p2p_comm` on the model requires virtual stages.
 
@@ -177,11 +151,7 @@ def _overlapped_messages_are_between_chunks() -> None:
     """
 
 
-@PIPELINE.settled(
-    "messages-overlap-or-batch",
-    broken=f"{PP}=4 {VP}=2 model.config.overlap_p2p_comm=True model.config.batch_p2p_comm=True",
-    mended=f"{PP}=4 {VP}=2 model.config.overlap_p2p_comm=True model.config.batch_p2p_comm=False",
-)
+@PIPELINE.settled("messages-overlap-or-batch")
 def _messages_overlap_or_batch() -> None:
     """Messages between interleaved stages can be overlapped or batched, but not both.
 

@@ -7,13 +7,12 @@ from packaging.version import Version
 
 from nemo2.preflight.checks.facts import Facts
 from nemo2.preflight.checks.rule import Topic
-from nemo2.preflight.checks.rules.world import CP
 
 PRECISION = Topic("Precision")
 _FP8 = "trainer.plugins.fp8=hybrid"
 
 
-@PRECISION.rule("gpu-has-the-format", broken=f"{_FP8}", mended=f"{_FP8}", gpu=("A100", "H100"))
+@PRECISION.rule("gpu-has-the-format")
 def _generation(facts: Facts) -> Iterator[str]:
     """The GPU and Transformer Engine must support the number format. On GPUs: bf16 requires Ampere or newer, fp8
     requires Ada, Hopper or newer, and mxfp8 and fp4 require Blackwell. The blockwise recipe requires Hopper or
@@ -46,11 +45,7 @@ def _generation(facts: Facts) -> Iterator[str]:
         )
 
 
-@PRECISION.rule(
-    "products-in-whole-blocks",
-    broken=f"{_FP8} {CP}=2 data.seq_length=8180",
-    mended=f"{_FP8} {CP}=2 data.seq_length=8192",
-)
+@PRECISION.rule("products-in-whole-blocks")
 def _blocks(facts: Facts) -> Iterator[str]:
     """With fp8 and fp4, the number of tokens in a rank's micro-batch and the widths of its layers must be multiples
     of the block size of the format.
@@ -84,11 +79,7 @@ def _blocks(facts: Facts) -> Iterator[str]:
             )
 
 
-@PRECISION.settled(
-    "scales-go-into-the-checkpoint",
-    broken=f"{_FP8} trainer.plugins.fp8_recipe=delayed strategy.fsdp=megatron {CP}=1",
-    mended=f"{_FP8} trainer.plugins.fp8_recipe=tensorwise strategy.fsdp=megatron {CP}=1",
-)
+@PRECISION.settled("scales-go-into-the-checkpoint")
 def _scales_go_into_the_checkpoint() -> None:
     """Delayed scaling cannot be used with Megatron-FSDP, because its checkpoints hold parameters but no history of
     scales.
@@ -97,12 +88,7 @@ def _scales_go_into_the_checkpoint() -> None:
     """
 
 
-@PRECISION.rule(
-    "shared-buffer-needs-fp8-parameters",
-    broken="trainer.plugins.reuse_grad_buf_for_mxfp8_param_ag=True",
-    mended=f"trainer.plugins.reuse_grad_buf_for_mxfp8_param_ag=True trainer.plugins.fp8_param_gather=True {_FP8} "
-    "trainer.plugins.fp8_recipe=mxfp8",
-)
+@PRECISION.rule("shared-buffer-needs-fp8-parameters")
 def _shared_buffer(facts: Facts) -> Iterator[str]:
     """`reuse_grad_buf_for_mxfp8_param_ag` requires fp8 parameters and the mxfp8 recipe.
 
@@ -119,11 +105,7 @@ def _shared_buffer(facts: Facts) -> Iterator[str]:
         )
 
 
-@PRECISION.rule(
-    "loss-scale-starts-at-its-minimum",
-    broken="trainer.plugins.precision=16-mixed trainer.plugins.fp16_initial_loss_scale=0.5",
-    mended="trainer.plugins.precision=16-mixed trainer.plugins.fp16_initial_loss_scale=65536",
-)
+@PRECISION.rule("loss-scale-starts-at-its-minimum")
 def _loss_scale(facts: Facts) -> Iterator[str]:
     """A dynamic loss scale of fp16 must start at its minimum or above.
 

@@ -18,14 +18,7 @@ def _recomputes_as_before_0_19() -> bool:
     return find_spec("megatron.core.recompute") is None
 
 
-_FULL = "model.config.recompute_granularity=full"
-
-
-@RECOMPUTE.rule(
-    "partial-checkpoints-have-a-reader",
-    broken="model.config.num_microbatches_with_partial_activation_checkpoints=1",
-    mended=f"{_FULL} model.config.recompute_method=uniform model.config.recompute_num_layers=1",
-)
+@RECOMPUTE.rule("partial-checkpoints-have-a-reader")
 def _partial(facts: Facts) -> Iterator[str]:
     """`num_microbatches_with_partial_activation_checkpoints` must stay None.
 
@@ -40,12 +33,7 @@ def _partial(facts: Facts) -> Iterator[str]:
         )
 
 
-@RECOMPUTE.rule(
-    "full-recomputation-says-how",
-    broken=f"{_FULL}",
-    mended=f"{_FULL} model.config.recompute_method=block model.config.recompute_num_layers=4",
-    megatron_refuses=True,
-)
+@RECOMPUTE.rule("full-recomputation-says-how", megatron_refuses=True)
 def _how(facts: Facts) -> Iterator[str]:
     """Full recomputation requires a method and a number of layers. Selective recomputation does not accept a number
     of layers.
@@ -67,11 +55,7 @@ def _how(facts: Facts) -> Iterator[str]:
         )
 
 
-@RECOMPUTE.rule(
-    "recomputation-is-asked-for",
-    broken="model.config.recompute_method=block model.config.recompute_num_layers=4",
-    mended=f"{_FULL} model.config.recompute_method=block model.config.recompute_num_layers=4",
-)
+@RECOMPUTE.rule("recomputation-is-asked-for")
 def _without_granularity(facts: Facts) -> Iterator[str]:
     """`recompute_method` and `recompute_num_layers` require `recompute_granularity`.
 
@@ -88,11 +72,7 @@ def _without_granularity(facts: Facts) -> Iterator[str]:
             )
 
 
-@RECOMPUTE.rule(
-    "recomputed-layers-exist",
-    broken=f"{_FULL} model.config.recompute_method=block model.config.recompute_num_layers=99",
-    mended=f"{_FULL} model.config.recompute_method=block model.config.recompute_num_layers=32",
-)
+@RECOMPUTE.rule("recomputed-layers-exist")
 def _exist(facts: Facts) -> Iterator[str]:
     """`recompute_num_layers` must be at most the number of layers.
 
@@ -106,12 +86,7 @@ def _exist(facts: Facts) -> Iterator[str]:
         )
 
 
-@RECOMPUTE.rule(
-    "recomputed-units-fill-the-chunks",
-    broken=f"{_FULL} model.config.recompute_method=uniform model.config.recompute_num_layers=5",
-    mended=f"{_FULL} model.config.recompute_method=uniform model.config.recompute_num_layers=4",
-    in_force=_recomputes_as_before_0_19,
-)
+@RECOMPUTE.rule("recomputed-units-fill-the-chunks", in_force=_recomputes_as_before_0_19)
 def _units(facts: Facts) -> Iterator[str]:
     """With `recompute_method=uniform`, `recompute_num_layers` must divide the number of layers of every pipeline
     chunk.
@@ -131,12 +106,7 @@ def _units(facts: Facts) -> Iterator[str]:
             )
 
 
-@RECOMPUTE.rule(
-    "mtp-recomputes-each-layer",
-    recipe="deepseek_v3",
-    broken=f"{_FULL} model.config.recompute_method=uniform model.config.recompute_num_layers=2",
-    mended=f"{_FULL} model.config.recompute_method=uniform model.config.recompute_num_layers=1",
-)
+@RECOMPUTE.rule("mtp-recomputes-each-layer")
 def _mtp(facts: Facts) -> Iterator[str]:
     """With `recompute_method=uniform` and multi-token prediction, `recompute_num_layers` must be 1.
 
@@ -150,13 +120,7 @@ def _mtp(facts: Facts) -> Iterator[str]:
         )
 
 
-@RECOMPUTE.rule(
-    "hybrid-stacks-recompute-nothing",
-    recipe="nemotronh_8b",
-    broken=f"{_FULL} model.config.recompute_method=uniform model.config.recompute_num_layers=1",
-    mended="model.config.recompute_granularity=None model.config.recompute_method=None model.config.recompute_num_layers=None",
-    in_force=_recomputes_as_before_0_19,
-)
+@RECOMPUTE.rule("hybrid-stacks-recompute-nothing", in_force=_recomputes_as_before_0_19)
 def _hybrid(facts: Facts) -> Iterator[str]:
     """Full recomputation (`recompute_granularity=full`) of a stack with Mamba layers requires Megatron-Core 0.19.
 

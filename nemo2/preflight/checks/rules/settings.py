@@ -13,8 +13,6 @@ from nemo2.preflight.checks.domains import out_of_range
 from nemo2.preflight.checks.facts import Facts
 from nemo2.preflight.checks.megatron import refusals
 from nemo2.preflight.checks.rule import Topic
-from nemo2.preflight.checks.rules.batches import CORPUS
-from nemo2.preflight.checks.rules.world import CP, TP
 from nemo2.training.run_dir.environment import holds_secret, is_secret_field
 
 SETTINGS = Topic("Settings", needs_sizes=False)
@@ -22,7 +20,7 @@ AGREEMENT = Topic("Settings that must agree")
 LAST = Topic("Megatron-Core's own checks")
 
 
-@SETTINGS.rule("secrets-stay-in-the-environment", assigned=({"log.extra_loggers": [{"api_key": "0123456789"}]}, {}))
+@SETTINGS.rule("secrets-stay-in-the-environment")
 def _secrets(facts: Facts) -> Iterator[str]:
     """A recipe must not contain a token, key or password. Libraries read secrets from environment variables
     (HF_TOKEN, WANDB_API_KEY).
@@ -52,9 +50,7 @@ def _secrets_in(values: Any, path: str) -> Iterator[str]:
             yield from _secrets_in(value, place)
 
 
-@SETTINGS.rule(
-    "strategy-has-what-it-is-asked", broken="strategy.moe_extended_tp=True", mended="strategy.moe_extended_tp=False"
-)
+@SETTINGS.rule("strategy-has-what-it-is-asked")
 def _strategy(facts: Facts) -> Iterator[str]:
     """The strategy must be an object, its configuration or a name that Lightning knows. It must not use arguments
     that Megatron-Core no longer supports.
@@ -74,9 +70,7 @@ def _strategy(facts: Facts) -> Iterator[str]:
         yield from facts.settled.refused("strategy-has-what-it-is-asked")
 
 
-@SETTINGS.rule(
-    "precision-is-known", broken="trainer.plugins.precision=bf61-mixed", mended="trainer.plugins.precision=bf16-mixed"
-)
+@SETTINGS.rule("precision-is-known")
 def _precision(facts: Facts) -> Iterator[str]:
     """The precision plugin must get a known precision, fp8 format and fp8 recipe.
 
@@ -86,9 +80,7 @@ def _precision(facts: Facts) -> Iterator[str]:
     yield from facts.settled.refused("precision-is-known")
 
 
-@SETTINGS.rule(
-    "schedule-is-one-curve", broken="optim.lr_scheduler.warmup_steps=-5", mended="optim.lr_scheduler.warmup_steps=0"
-)
+@SETTINGS.rule("schedule-is-one-curve")
 def _schedule(facts: Facts) -> Iterator[str]:
     """The steps and shares of the learning-rate schedule must be in range, and each phase must be set only once.
 
@@ -99,7 +91,7 @@ def _schedule(facts: Facts) -> Iterator[str]:
     yield from problems or facts.settled.refused("schedule-is-one-curve")
 
 
-@SETTINGS.settled("checkpoints-are-kept-as-asked", broken="log.ckpt.save_top_k=-2", mended="log.ckpt.save_top_k=-1")
+@SETTINGS.settled("checkpoints-are-kept-as-asked")
 def _checkpoint_callback() -> None:
     """The checkpoint callback must get a known mode and positive intervals.
 
@@ -107,7 +99,7 @@ def _checkpoint_callback() -> None:
     """
 
 
-@SETTINGS.rule("data-module-accepts-its-arguments", broken="data.num_workers=-1", mended="data.num_workers=0")
+@SETTINGS.rule("data-module-accepts-its-arguments")
 def _data(facts: Facts) -> Iterator[str]:
     """The paths, split, samples, seed, workers and ramp-up of the data module must be valid.
 
@@ -118,9 +110,7 @@ def _data(facts: Facts) -> Iterator[str]:
     yield from problems or facts.settled.refused("data-module-accepts-its-arguments")
 
 
-@SETTINGS.rule(
-    "splits-have-data", recipe="llama_tiny", corpus=({**CORPUS, "split": "100,0,0"}, {**CORPUS, "split": "95,5,0"})
-)
+@SETTINGS.rule("splits-have-data")
 def _splits(facts: Facts) -> Iterator[str]:
     """`split` must leave data for training, and for validation if the trainer validates.
 
@@ -135,11 +125,7 @@ def _splits(facts: Facts) -> Iterator[str]:
     yield from empty_splits(split, trains=trains, validates=facts.at("trainer.limit_val_batches") != 0)
 
 
-@SETTINGS.rule(
-    "callbacks-have-their-arguments",
-    broken="trainer.callbacks=GarbageCollectionCallback",
-    mended="trainer.callbacks=GarbageCollectionCallback(gc_interval_train=10,gc_interval_val=10)",
-)
+@SETTINGS.rule("callbacks-have-their-arguments")
 def _callbacks(facts: Facts) -> Iterator[str]:
     """Each callback must have all arguments for which its class has no default.
 
@@ -150,7 +136,7 @@ def _callbacks(facts: Facts) -> Iterator[str]:
             yield f"{missing}, or remove the callback."
 
 
-@SETTINGS.rule("one-precision-setting", broken="trainer.precision=bf16-mixed", mended="trainer.precision=None")
+@SETTINGS.rule("one-precision-setting")
 def _two_precisions(facts: Facts) -> Iterator[str]:
     """Precision must be set either on the precision plugin or by `trainer.precision`, not in both places.
 
@@ -164,7 +150,7 @@ def _two_precisions(facts: Facts) -> Iterator[str]:
         )
 
 
-@AGREEMENT.settled("sizes-on-the-strategy", broken="model.config.tensor_model_parallel_size=4", mended=f"{TP}=4 {CP}=1")
+@AGREEMENT.settled("sizes-on-the-strategy")
 def _sizes_on_the_strategy() -> None:
     """Parallel sizes must be set on the strategy, which copies them to the model configuration.
 
@@ -173,11 +159,7 @@ def _sizes_on_the_strategy() -> None:
     """
 
 
-@AGREEMENT.settled(
-    "one-switch-for-the-distributed-optimizer",
-    broken="optim.config.use_distributed_optimizer=True strategy.ddp.use_distributed_optimizer=False",
-    mended="optim.config.use_distributed_optimizer=True strategy.ddp.use_distributed_optimizer=True",
-)
+@AGREEMENT.settled("one-switch-for-the-distributed-optimizer")
 def _one_switch_for_the_distributed_optimizer() -> None:
     """`use_distributed_optimizer` is one switch. Set it on the optimizer or on the gradient buffers, or set both to
     the same value.
@@ -186,11 +168,7 @@ def _one_switch_for_the_distributed_optimizer() -> None:
     """
 
 
-@AGREEMENT.settled(
-    "one-precision",
-    broken="trainer.plugins.grad_reduce_in_fp32=True strategy.ddp.grad_reduce_in_fp32=False",
-    mended="trainer.plugins.grad_reduce_in_fp32=True",
-)
+@AGREEMENT.settled("one-precision")
 def _one_precision() -> None:
     """The model, the optimizer and the gradient buffers must not contradict the precision plugin.
 
@@ -198,11 +176,7 @@ def _one_precision() -> None:
     """
 
 
-@AGREEMENT.rule(
-    "one-source-of-optimizer-state",
-    broken="strategy.ckpt_load_main_params=True",
-    mended="strategy.ckpt_load_main_params=True strategy.ckpt_load_optimizer=False",
-)
+@AGREEMENT.rule("one-source-of-optimizer-state")
 def _main_params(facts: Facts) -> Iterator[str]:
     """Load either the whole optimizer state (`ckpt_load_optimizer`) or only its main parameters
     (`ckpt_load_main_params`).
@@ -215,12 +189,7 @@ def _main_params(facts: Facts) -> Iterator[str]:
         yield MAIN_PARAMETERS_TWICE  # the strategy's constructor raises its first error only
 
 
-@LAST.rule(
-    "megatron-core-agrees",
-    broken="model.config.rotary_interleaved=True model.config.multi_latent_attention=True",
-    mended="model.config.rotary_interleaved=False",
-    megatron_refuses=True,
-)
+@LAST.rule("megatron-core-agrees", megatron_refuses=True)
 def _megatron(facts: Facts) -> Iterator[str]:
     """The installed Megatron-Core must accept the finished configuration of the model, the optimizer and the
     layout. The message has Megatron-Core's own reason, the setting to change, and values that it accepts.

@@ -16,12 +16,7 @@ from nemo2.preflight.checks.rule import Topic
 SHAPE = Topic("The model", needs_sizes=False)
 
 
-@SHAPE.rule(
-    "model-numbers-are-in-range",
-    broken="model.config.num_layers=0 model.config.layernorm_epsilon=-1",
-    mended="model.config.num_layers=1 model.config.layernorm_epsilon=0",
-    megatron_refuses=True,
-)
+@SHAPE.rule("model-numbers-are-in-range", megatron_refuses=True)
 def _numbers(facts: Facts) -> Iterator[str]:
     """Each number of the model configuration must be in its valid range and must not be NaN or infinite: for
     example, widths, layers and heads of at least 1, an epsilon that is not negative, and a rotary base above 0.
@@ -32,7 +27,7 @@ def _numbers(facts: Facts) -> Iterator[str]:
     yield from out_of_range(facts.model, "model.config", {**domains.MODEL, **domains.MODEL_TEXTS})
 
 
-@SHAPE.rule("heads-in-groups", broken="model.config.num_query_groups=3", mended="model.config.num_query_groups=4")
+@SHAPE.rule("heads-in-groups")
 def _groups(facts: Facts) -> Iterator[str]:
     """The number of query groups must divide the number of attention heads.
 
@@ -46,11 +41,7 @@ def _groups(facts: Facts) -> Iterator[str]:
         )
 
 
-@SHAPE.rule(
-    "hidden-over-heads",
-    broken="model.config.hidden_size=4100",
-    mended="model.config.hidden_size=4100 model.config.kv_channels=128",
-)
+@SHAPE.rule("hidden-over-heads")
 def _hidden(facts: Facts) -> Iterator[str]:
     """The number of heads must divide the hidden size, unless the width of a head (`kv_channels`) is set.
 
@@ -66,7 +57,7 @@ def _hidden(facts: Facts) -> Iterator[str]:
         )
 
 
-@SHAPE.rule("rotary-width-is-even", broken="model.config.kv_channels=127", mended="model.config.kv_channels=128")
+@SHAPE.rule("rotary-width-is-even")
 def _rotary(facts: Facts) -> Iterator[str]:
     """The number of rotated channels of a head (`kv_channels` * `rotary_percent`) must be even.
 
@@ -82,12 +73,7 @@ def _rotary(facts: Facts) -> Iterator[str]:
         )
 
 
-@SHAPE.rule(
-    "normalization-is-known",
-    broken="model.config.normalization=RMSnorm",
-    mended="model.config.normalization=RMSNorm",
-    megatron_refuses=True,
-)
+@SHAPE.rule("normalization-is-known", megatron_refuses=True)
 def _normalization(facts: Facts) -> Iterator[str]:
     """The normalization must be LayerNorm or RMSNorm.
 
@@ -96,10 +82,7 @@ def _normalization(facts: Facts) -> Iterator[str]:
     yield from _one_of(facts, "normalization", ("LayerNorm", "RMSNorm", "L2Norm"))
 
 
-@SHAPE.rule(
-    "position-embedding-is-known",
-    assigned=({"model.config.position_embedding_type": "rotary"}, {"model.config.position_embedding_type": "rope"}),
-)
+@SHAPE.rule("position-embedding-is-known")
 def _positions(facts: Facts) -> Iterator[str]:
     """The position embedding must be learned_absolute, rope or none, or mrope or yarn if the installed
     Megatron-Core has them.
@@ -111,11 +94,7 @@ def _positions(facts: Facts) -> Iterator[str]:
     )
 
 
-@SHAPE.rule(
-    "fused-silu-has-a-gate",
-    broken="model.config.bias_activation_fusion=True model.config.gated_linear_unit=False",
-    mended="model.config.bias_activation_fusion=False model.config.gated_linear_unit=False",
-)
+@SHAPE.rule("fused-silu-has-a-gate")
 def _fused_activation(facts: Facts) -> Iterator[str]:
     """`bias_activation_fusion` with silu requires a gate (SwiGLU).
 
@@ -133,11 +112,7 @@ def _fused_activation(facts: Facts) -> Iterator[str]:
         )
 
 
-@SHAPE.rule(
-    "bounded-activation-is-not-fused",
-    broken="model.config.activation_func_clamp_value=7.0 model.config.bias_activation_fusion=True",
-    mended="model.config.activation_func_clamp_value=7.0 model.config.bias_activation_fusion=False",
-)
+@SHAPE.rule("bounded-activation-is-not-fused")
 def _bounded_activation(facts: Facts) -> Iterator[str]:
     """`activation_func_clamp_value` with `bias_activation_fusion` requires quick_gelu.
 
@@ -158,13 +133,7 @@ def _only_experts(facts: Facts) -> bool:
     return bool(facts.of_model("num_moe_experts")) and (pattern == 1 or (isinstance(pattern, list) and all(pattern)))
 
 
-@SHAPE.rule(
-    "layer-pattern-has-every-layer",
-    recipe="mamba2_130m",
-    broken="model.config.num_layers=12",
-    mended="model.config.num_layers=12 model.config.hybrid_override_pattern=MMMMMMMMMMMM",
-    megatron_refuses=True,
-)
+@SHAPE.rule("layer-pattern-has-every-layer", megatron_refuses=True)
 def _pattern(facts: Facts) -> Iterator[str]:
     """A pattern of layers must have one entry per layer.
 

@@ -7,19 +7,11 @@ from nemo2.models.layers import rules as layers
 from nemo2.preflight.checks.arithmetic import divisors, nearest
 from nemo2.preflight.checks.facts import Facts
 from nemo2.preflight.checks.rule import Topic
-from nemo2.preflight.checks.rules.world import CP, TP
 
 TENSOR = Topic("Tensor and sequence parallelism")
-SP = "strategy.sequence_parallel=True"
 
 
-@TENSOR.rule(
-    "heads-over-tensor-ranks",
-    broken=f"{TP}=3 {CP}=1 trainer.devices=6 data.global_batch_size=510 model.config.ffn_hidden_size=14352 "
-    "model.config.num_query_groups=1 model.config.vocab_size=129024",
-    mended=f"{TP}=2 {CP}=1 trainer.devices=6 data.global_batch_size=510",
-    megatron_refuses=True,
-)
+@TENSOR.rule("heads-over-tensor-ranks", megatron_refuses=True)
 def _heads(facts: Facts) -> Iterator[str]:
     """The tensor-parallel size must divide the number of attention heads.
 
@@ -33,14 +25,7 @@ def _heads(facts: Facts) -> Iterator[str]:
         )
 
 
-@TENSOR.rule(
-    "groups-over-tensor-ranks",
-    broken=f"{TP}=8 {CP}=1 {SP} model.config.num_attention_heads=24 model.config.num_query_groups=12 "
-    "model.config.kv_channels=128",
-    mended=f"{TP}=8 {CP}=1 {SP} model.config.num_attention_heads=24 model.config.num_query_groups=8 "
-    "model.config.kv_channels=128",
-    megatron_refuses=True,
-)
+@TENSOR.rule("groups-over-tensor-ranks", megatron_refuses=True)
 def _groups(facts: Facts) -> Iterator[str]:
     """The number of query groups must be a multiple or a divisor of the tensor-parallel size.
 
@@ -55,12 +40,7 @@ def _groups(facts: Facts) -> Iterator[str]:
         )
 
 
-@TENSOR.rule(
-    "feed-forward-over-tensor-ranks",
-    broken=f"{TP}=2 model.config.ffn_hidden_size=14335",
-    mended=f"{TP}=2 model.config.ffn_hidden_size=14336",
-    megatron_refuses=True,
-)
+@TENSOR.rule("feed-forward-over-tensor-ranks", megatron_refuses=True)
 def _feed_forward(facts: Facts) -> Iterator[str]:
     """The tensor-parallel size must divide the width of the feed-forward layers.
 
@@ -74,11 +54,7 @@ def _feed_forward(facts: Facts) -> Iterator[str]:
         )
 
 
-@TENSOR.rule(
-    "sequence-over-tensor-ranks",
-    broken=f"{TP}=8 {CP}=1 {SP} data.seq_length=8188",
-    mended=f"{TP}=8 {CP}=1 {SP} data.seq_length=8184",
-)
+@TENSOR.rule("sequence-over-tensor-ranks")
 def _sequence(facts: Facts) -> Iterator[str]:
     """With sequence parallelism, tensor-parallel size * context-parallel size must divide the sequence length.
 
@@ -93,12 +69,7 @@ def _sequence(facts: Facts) -> Iterator[str]:
         )
 
 
-@TENSOR.rule(
-    "latent-attention-over-tensor-ranks",
-    recipe="deepseek_v2_lite",
-    broken=f"{TP}=2 strategy.expert_tensor_parallel_size=1",
-    mended=f"{TP}=2 strategy.expert_tensor_parallel_size=1 {SP}",
-)
+@TENSOR.rule("latent-attention-over-tensor-ranks")
 def _latent_attention(facts: Facts) -> Iterator[str]:
     """Multi-latent attention with tensor parallelism requires sequence parallelism.
 
@@ -108,13 +79,7 @@ def _latent_attention(facts: Facts) -> Iterator[str]:
     yield from facts.of_layers(layers.mla_needs_sequence_parallel)
 
 
-@TENSOR.rule(
-    "mixers-over-tensor-ranks",
-    recipe="mamba2_8b",
-    broken=f"{TP}=8 {SP} model.config.mamba_num_groups=4",
-    mended=f"{TP}=8 {SP} model.config.mamba_num_groups=8",
-    megatron_refuses=True,
-)
+@TENSOR.rule("mixers-over-tensor-ranks", megatron_refuses=True)
 def _mixers(facts: Facts) -> Iterator[str]:
     """The tensor-parallel size must divide the numbers of heads and groups of Mamba mixers.
 

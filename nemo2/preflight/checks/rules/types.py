@@ -18,11 +18,7 @@ from nemo2.training.run_dir.environment import holds_secret
 TYPES = Topic("Types", needs_sizes=False)
 
 
-@TYPES.rule(
-    "values-have-their-types",
-    mended="strategy.sequence_parallel=False",
-    assigned=({"strategy.sequence_parallel": "no"}, {}),
-)
+@TYPES.rule("values-have-their-types")
 def _types(facts: Facts) -> Iterator[str]:
     """A setting that takes a number, True or False must not hold text or a list, and a part must not be a number.
 
@@ -39,7 +35,7 @@ def _types(facts: Facts) -> Iterator[str]:
             yield f"{place}={shown}: takes {expected}, not {type(value).__name__}{where}."
 
 
-@TYPES.rule("parts-are-no-text", mended="trainer.plugins=bf16_mixed", assigned=({"trainer.plugins": "bf16_mixed"}, {}))
+@TYPES.rule("parts-are-no-text")
 def _text(facts: Facts) -> Iterator[str]:
     """A plugin, callback, optimizer, schedule, logger, model or data module must be an object or its configuration,
     not its name as text.

@@ -12,16 +12,8 @@ from nemo2.preflight.checks.rule import Topic
 SIZES = Topic("Sizes", needs_sizes=False)
 WORLD = Topic("Ranks")
 
-TP, PP, CP, EP, ETP = (
-    "strategy.tensor_model_parallel_size",
-    "strategy.pipeline_model_parallel_size",
-    "strategy.context_parallel_size",
-    "strategy.expert_model_parallel_size",
-    "strategy.expert_tensor_parallel_size",
-)
 
-
-@SIZES.rule("sizes-are-counts", broken=f"{TP}=0", mended=f"{TP}=1")
+@SIZES.rule("sizes-are-counts")
 def _sizes(facts: Facts) -> Iterator[str]:
     """Every parallel size must be a whole number of at least 1.
 
@@ -31,7 +23,7 @@ def _sizes(facts: Facts) -> Iterator[str]:
     yield from Layout.size_problems(**facts.sizes)
 
 
-@SIZES.rule("nodes-and-devices-are-counts", broken="trainer.num_nodes=0", mended="trainer.num_nodes=1")
+@SIZES.rule("nodes-and-devices-are-counts")
 def _launch_counts(facts: Facts) -> Iterator[str]:
     """`trainer.num_nodes` must be at least 1. `trainer.devices` must be a number of devices, a list of device
     indices, or 'auto' for all devices of a node.
@@ -45,12 +37,7 @@ def _launch_counts(facts: Facts) -> Iterator[str]:
     yield from (problem for problem in problems if problem is not None)
 
 
-@WORLD.rule(
-    "dense-sizes-divide-the-world",
-    broken=f"{TP}=3",
-    mended=f"{TP}=4 {CP}=1 strategy.sequence_parallel=True",
-    megatron_refuses=True,
-)
+@WORLD.rule("dense-sizes-divide-the-world", megatron_refuses=True)
 def _dense_world(facts: Facts) -> Iterator[str]:
     """The product of tensor, pipeline and context parallel size must divide the number of ranks (nodes * devices).
 
@@ -61,13 +48,7 @@ def _dense_world(facts: Facts) -> Iterator[str]:
         yield f"{_where(facts)}: {facts.layout.world_problem(facts.world_size)}"
 
 
-@WORLD.rule(
-    "expert-sizes-divide-the-world",
-    recipe="deepseek_v2_lite",
-    broken=f"{EP}=16",
-    mended=f"{EP}=8",
-    megatron_refuses=True,
-)
+@WORLD.rule("expert-sizes-divide-the-world", megatron_refuses=True)
 def _expert_world(facts: Facts) -> Iterator[str]:
     """The product of expert tensor, expert and pipeline parallel size must divide the number of ranks (nodes *
     devices).
@@ -79,12 +60,7 @@ def _expert_world(facts: Facts) -> Iterator[str]:
         yield f"{_where(facts)}: {problem}"
 
 
-@WORLD.rule(
-    "replicas-before-stages",
-    broken=f"strategy.use_tp_pp_dp_mapping=True {PP}=2 {CP}=2",
-    mended=f"strategy.use_tp_pp_dp_mapping=True {PP}=2 {CP}=1",
-    megatron_refuses=True,
-)
+@WORLD.rule("replicas-before-stages", megatron_refuses=True)
 def _rank_order(facts: Facts) -> Iterator[str]:
     """With `use_tp_pp_dp_mapping` and pipeline parallelism, experts must have as many replicas as the dense layers.
 
@@ -106,12 +82,7 @@ def _rank_order(facts: Facts) -> Iterator[str]:
         )
 
 
-@WORLD.rule(
-    "optimizer-instances-divide-the-replicas",
-    broken="strategy.num_distributed_optimizer_instances=3",
-    mended="strategy.num_distributed_optimizer_instances=2",
-    megatron_refuses=True,
-)
+@WORLD.rule("optimizer-instances-divide-the-replicas", megatron_refuses=True)
 def _optimizer_instances(facts: Facts) -> Iterator[str]:
     """`num_distributed_optimizer_instances` must divide data-parallel size * context-parallel size.
 
@@ -129,12 +100,7 @@ def _optimizer_instances(facts: Facts) -> Iterator[str]:
         )
 
 
-@WORLD.rule(
-    "optimizer-instances-need-shards",
-    broken="strategy.num_distributed_optimizer_instances=2 optim.config.use_distributed_optimizer=False "
-    "strategy.ddp.overlap_param_gather=False",
-    mended="strategy.num_distributed_optimizer_instances=2 optim.config.use_distributed_optimizer=True",
-)
+@WORLD.rule("optimizer-instances-need-shards")
 def _instances_of_what(facts: Facts) -> Iterator[str]:
     """More than one optimizer instance requires the distributed optimizer.
 
@@ -148,12 +114,7 @@ def _instances_of_what(facts: Facts) -> Iterator[str]:
         )
 
 
-@WORLD.rule(
-    "something-to-shard",
-    recipe="deepseek_v2_lite",
-    broken=f"strategy.fsdp=megatron {PP}=1 {EP}=8",
-    mended=f"strategy.fsdp=megatron {PP}=1 {EP}=4",
-)
+@WORLD.rule("something-to-shard")
 def _sharded(facts: Facts) -> Iterator[str]:
     """Megatron-FSDP (`strategy.fsdp`) must have at least two ranks to shard over, for dense layers and for experts.
 

@@ -23,7 +23,7 @@ def plain_machine(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="session")
 def problems_once() -> Callable[[Any], list[Any]]:
     """`problems_of`, remembered: the page needs what the rules' own tests need."""
-    from support.rule_examples import problems_of
+    from support.rule_cases import problems_of
 
     seen: dict[str, list[Any]] = {}
 

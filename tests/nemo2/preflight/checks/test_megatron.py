@@ -13,9 +13,8 @@ import pytest
 from nemo2.config import apply_overrides
 from nemo2.preflight.checks.find import find
 from nemo2.preflight.checks.megatron import AGREES
-from nemo2.preflight.checks.rule import Case
 from support.megatron_verdict import verdicts
-from support.rule_examples import problems_of, recipe_of
+from support.rule_cases import Case, problems_of, recipe_of
 
 MODEL = "model.config."
 TP, PP, VP, CP, EP = (

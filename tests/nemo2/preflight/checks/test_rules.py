@@ -12,61 +12,61 @@ from nemo2.errors import ConfigError
 from nemo2.mcore.settle.machine import Machine
 from nemo2.preflight.checks import RULES, TOPICS
 from nemo2.preflight.checks.find import check_parts
-from nemo2.preflight.checks.rule import Case, Rule
 from support.megatron_verdict import verdicts
 from support.nightly import each_case, requested
-from support.rule_examples import recipe_of
+from support.rule_cases import Case, Example, recipe_of
+from support.rule_examples import EXAMPLES
 
-FROM_PYTHON = [rule for rule in RULES if not rule.broken.here and rule.broken.devices is None]
-each_rule = pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
+RULE = {rule.name: rule for rule in RULES}
+FROM_PYTHON = [one for one in EXAMPLES if not one.broken.here and one.broken.devices is None]
+REFUSED = [one for one in EXAMPLES if RULE[one.rule].megatron_refuses]
+each_example = pytest.mark.parametrize("example", EXAMPLES, ids=lambda one: one.rule)
 
 
 @pytest.fixture(scope="module")
-def megatron(run_on_ranks: Any, request: pytest.FixtureRequest) -> dict[tuple[str, str], str | None]:
-    """Megatron-Core's verdict on the two recipes of each rule that this session asks about, of those where it has one."""
-    rules: list[Rule] = requested(request, "rule")
-    wanted = [(rule.name, "mended", rule.mended) for rule in rules]
-    wanted += [(rule.name, "broken", rule.broken) for rule in rules if rule.megatron_refuses]
-    distinct = {repr(case): case for _, _, case in wanted}
+def megatron(run_on_ranks: Any, request: pytest.FixtureRequest) -> dict[str, str | None]:
+    """Megatron-Core's verdict on the recipes that this session asks about, those that break a rule only where it has one."""
+    examples: list[Example] = requested(request, "example")
+    cases = [one.mended for one in examples] + [one.broken for one in examples if one in REFUSED]
+    distinct = {repr(case): case for case in cases}
     answers = run_on_ranks(verdicts, 1, list(distinct.values()), init_process_group=False, timeout=280)[0]
-    by_case = dict(zip(distinct, answers, strict=True))
-    return {(name, side): by_case[repr(case)] for name, side, case in wanted}
+    return dict(zip(distinct, answers, strict=True))
 
 
-@each_rule
-def test_the_broken_recipe_is_refused_by_its_rule(rule: Rule, problems_once: Any) -> None:
-    told = [problem.message for problem in problems_once(rule.broken) if problem.rule == rule.name]
-    assert bool(told) == rule.in_force()
+@each_example
+def test_the_broken_recipe_is_refused_by_its_rule(example: Example, problems_once: Any) -> None:
+    told = [problem.message for problem in problems_once(example.broken) if problem.rule == example.rule]
+    assert bool(told) == RULE[example.rule].in_force()
     for message in told:
-        assert message.endswith((".", "?")) or rule.name in ("megatron-core-agrees", "data-is-there"), message
+        assert message.endswith((".", "?")) or example.rule in ("megatron-core-agrees", "data-is-there"), message
 
 
-@each_rule
-def test_the_mended_recipe_is_refused_by_none(rule: Rule, problems_once: Any) -> None:
-    assert problems_once(rule.mended) == []
+@each_example
+def test_the_mended_recipe_is_refused_by_none(example: Example, problems_once: Any) -> None:
+    assert problems_once(example.mended) == []
 
 
-@pytest.mark.parametrize("rule", each_case(FROM_PYTHON, FROM_PYTHON[::3]), ids=lambda rule: rule.name)
-def test_a_run_from_python_refuses_what_a_command_refuses(rule: Rule, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("example", each_case(FROM_PYTHON, FROM_PYTHON[::3]), ids=lambda one: one.rule)
+def test_a_run_from_python_refuses_what_a_command_refuses(example: Example, monkeypatch: pytest.MonkeyPatch) -> None:
     """The recipes' parts are built, as in a script. The run itself meets the rules about files and packages of this
     machine."""
     monkeypatch.setattr("nemo2.training.trainer.check_devices", lambda **asked: None)
-    for name, value in rule.broken.environment.items():
+    for name, value in example.broken.environment.items():
         monkeypatch.setenv(name, value)
     refused = None
     try:
-        _judge_parts(rule.broken)
+        _judge_parts(example.broken)
     except Exception as error:  # a constructor of another library may raise anything
         refused = error
-    assert (refused is not None) == rule.in_force()
+    assert (refused is not None) == RULE[example.rule].in_force()
     if isinstance(refused, ConfigError) and refused.rule is not None:
-        assert rule.name == refused.rule, refused
-    for name in rule.broken.environment:
+        assert example.rule == refused.rule, refused
+    for name in example.broken.environment:
         monkeypatch.delenv(name)
-    for name, value in rule.mended.environment.items():
+    for name, value in example.mended.environment.items():
         monkeypatch.setenv(name, value)
     try:
-        _judge_parts(rule.mended)
+        _judge_parts(example.mended)
     except Exception as error:
         assert "use_precision_aware_optimizer=True" in str(error)  # this machine has no Transformer Engine
 
@@ -80,26 +80,24 @@ def _judge_parts(case: Case) -> None:
 
 
 @pytest.mark.quick
-@pytest.mark.parametrize(
-    "rule", each_case(RULES, [rule for rule in RULES if rule.megatron_refuses]), ids=lambda rule: rule.name
-)
-def test_megatron_core_builds_the_mended_recipe(rule: Rule, megatron: dict[tuple[str, str], str | None]) -> None:
-    assert megatron[rule.name, "mended"] is None
+@pytest.mark.parametrize("example", each_case(EXAMPLES, REFUSED), ids=lambda one: one.rule)
+def test_megatron_core_builds_the_mended_recipe(example: Example, megatron: dict[str, str | None]) -> None:
+    assert megatron[repr(example.mended)] is None
 
 
 @pytest.mark.quick
-@pytest.mark.parametrize("rule", [rule for rule in RULES if rule.megatron_refuses], ids=lambda rule: rule.name)
-def test_megatron_core_refuses_the_broken_recipe(rule: Rule, megatron: dict[tuple[str, str], str | None]) -> None:
-    assert megatron[rule.name, "broken"] is not None
+@pytest.mark.parametrize("example", REFUSED, ids=lambda one: one.rule)
+def test_megatron_core_refuses_the_broken_recipe(example: Example, megatron: dict[str, str | None]) -> None:
+    assert megatron[repr(example.broken)] is not None
 
 
-def test_there_are_at_least_sixty_rules_with_names_of_their_own() -> None:
+def test_each_rule_has_a_name_of_its_own_a_sentence_and_examples() -> None:
     names = [rule.name for rule in RULES]
-    assert len(set(names)) == len(names) >= 60
+    assert list(dict.fromkeys(one.rule for one in EXAMPLES)) == names and len(set(names)) == len(names) >= 60
     assert all(re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)+", name) for name in names)
     assert all(rule.says.endswith(".") and rule.otherwise.endswith(".") for rule in RULES)
     assert len({topic.title for topic in TOPICS}) == len(TOPICS)
 
 
-def test_the_two_recipes_of_a_rule_differ() -> None:
-    assert [rule.name for rule in RULES if rule.broken == rule.mended] == []
+def test_the_two_recipes_of_an_example_differ() -> None:
+    assert [one.rule for one in EXAMPLES if one.broken == one.mended] == []
