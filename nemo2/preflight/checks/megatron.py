@@ -16,6 +16,7 @@ import fiddle as fdl
 
 import nemo2
 from nemo2.base.counts import is_count
+from nemo2.config.aliases import decided_elsewhere, parameter_names
 from nemo2.config.derivations import Setting
 from nemo2.config.walk import place_of, who_set
 from nemo2.mcore.settle.parts import node_at
@@ -57,14 +58,18 @@ def _accepted_changes(facts: Facts, reason: str) -> list[tuple[Setting, Facts]]:
     changed_by_user = False
     for setting in _settings(facts, reason):
         by_user = _by_user(facts, setting)
-        if len(accepted) == MOST_CHANGES or (accepted and changed_by_user and not by_user):
+        # Of a recipe's settings, only those of the layout and switches are alternatives: its sizes are another model.
+        alternative = _is_named(setting.name, reason) and (
+            setting.owner == "strategy" or isinstance(setting.value, bool)
+        )
+        if len(accepted) == MOST_CHANGES or (accepted and changed_by_user and not (by_user or alternative)):
             break
         for changed in _other_values(facts, setting, reason):
             recipe = copy.deepcopy(facts.recipe)
             setattr(node_at(recipe, changed.owner), changed.name, changed.value)
             after = read_facts(recipe, machine=facts.machine, environment=facts.environment)
             now = refused(after)
-            if after.config is not None and not now:
+            if after.config is not None and not now and not after.layout.world_problem(after.world_size):
                 accepted.append((changed, after))
                 changed_by_user |= by_user
                 break
@@ -74,25 +79,30 @@ def _accepted_changes(facts: Facts, reason: str) -> list[tuple[Setting, Facts]]:
 
 
 def _settings(facts: Facts, reason: str) -> list[Setting]:
-    """The settings of the recipe: those first that the message names, then those that the user set."""
+    """The settings of the recipe, and those that the message names: first those that the user set, and of these and of the
+    others first those that it names."""
     settings = [
         Setting(str(name), path, value)
         for path in _PATHS
         if isinstance(node := node_at(facts.recipe, path), fdl.Buildable)
-        for name, value in node.__arguments__.items()
-        if not isinstance(value, fdl.Buildable)
+        for name in parameter_names(node.__fn_or_cls__)
+        if name in node.__arguments__ or (_is_named(name, reason) and not decided_elsewhere(node.__fn_or_cls__, name))
+        if not isinstance(value := getattr(node, name, None), fdl.Buildable)
     ]
-    names = _names(reason)
-    return sorted(settings, key=lambda one: (not _by_user(facts, one), one.name not in names))
+    return sorted(settings, key=lambda one: (not _by_user(facts, one), not _is_named(one.name, reason)))
 
 
 def _other_values(facts: Facts, setting: Setting, reason: str) -> Iterator[Setting]:
-    """The default of a setting, and for a number that the message names the nearest numbers."""
-    if is_count(setting.value) and setting.name in _names(reason):
-        near = (setting.value + sign * step for step in range(1, FURTHEST + 1) for sign in (-1, 1))
-        yield from (setting._replace(value=value) for value in near if value >= 1)
+    """The default of a setting. If the message names it, also the other value of a switch, and a number's nearest numbers."""
+    if _is_named(setting.name, reason):
+        if isinstance(setting.value, bool):
+            yield setting._replace(value=not setting.value)
+        elif is_count(setting.value):
+            near = (setting.value + sign * step for step in range(1, FURTHEST + 1) for sign in (-1, 1))
+            yield from (setting._replace(value=value) for value in near if value >= 1)
     node = copy.copy(node_at(facts.recipe, setting.owner))
-    delattr(node, setting.name)
+    if setting.name in node.__arguments__:
+        delattr(node, setting.name)
     if (default := getattr(node, setting.name, None)) != setting.value:
         yield setting._replace(value=default)
 
@@ -102,8 +112,10 @@ def _by_user(facts: Facts, setting: Setting) -> bool:
     return bool(setters) and not setters[-1][0].startswith(_OWN)
 
 
-def _names(reason: str) -> set[str]:
-    return set(re.findall(r"\w+", reason))
+def _is_named(field: str, reason: str) -> bool:
+    """Whether a message names a field, or says it in words: ``without tensor parallelism``, ``precision-aware optimizer``."""
+    words = re.sub(r"_model(?=_parallel)|_size$|^use_", "", field).replace("_", " ")
+    return f" {words}" in f" {' '.join(re.findall('[a-z0-9]+', reason.lower()))}"
 
 
 def _message(facts: Facts, reason: str, accepted: list[Setting]) -> str:
@@ -114,7 +126,7 @@ def _message(facts: Facts, reason: str, accepted: list[Setting]) -> str:
     if not accepted:
         named = [
             f"model.config.{name}={getattr(facts.model, name)!r}"
-            for name in sorted(_names(reason))
+            for name in sorted(set(re.findall(r"\w+", reason)))
             if hasattr(facts.model, name)
         ]
         return f"{', '.join(named) or 'model.config'}: {rejects}: {sentence}"
