@@ -93,6 +93,11 @@ EXAMPLES: tuple[Example, ...] = (
         "model.config.num_layers=0 model.config.layernorm_epsilon=-1",
         "model.config.num_layers=1 model.config.layernorm_epsilon=0",
     ),
+    example("model-numbers-are-in-range", "model.config.normalization=RMSnorm", "model.config.normalization=RMSNorm"),
+    example(
+        "model-numbers-are-in-range",
+        assigned=({"model.config.position_embedding_type": "rotary"}, {"model.config.position_embedding_type": "rope"}),
+    ),
     example("heads-in-groups", "model.config.num_query_groups=3", "model.config.num_query_groups=4"),
     example(
         "hidden-over-heads",
@@ -100,11 +105,6 @@ EXAMPLES: tuple[Example, ...] = (
         "model.config.hidden_size=4100 model.config.kv_channels=128",
     ),
     example("rotary-width-is-even", "model.config.kv_channels=127", "model.config.kv_channels=128"),
-    example("normalization-is-known", "model.config.normalization=RMSnorm", "model.config.normalization=RMSNorm"),
-    example(
-        "position-embedding-is-known",
-        assigned=({"model.config.position_embedding_type": "rotary"}, {"model.config.position_embedding_type": "rope"}),
-    ),
     example(
         "fused-silu-has-a-gate",
         "model.config.bias_activation_fusion=True model.config.gated_linear_unit=False",
@@ -487,16 +487,6 @@ EXAMPLES: tuple[Example, ...] = (
     example("distributed-optimizer-is-adams", "optim.config.optimizer=sgd", "optim.config.optimizer=adam"),
     example("clipping-is-the-optimizers", "trainer.gradient_clip_val=1.0", "optim.config.clip_grad=1.0"),
     example(
-        "small-states-need-the-aware-optimizer",
-        "optim.config.exp_avg_dtype=torch.bfloat16",
-        "optim.config.exp_avg_dtype=torch.float32",
-    ),
-    example(
-        "aware-optimizer-is-sharded-adam",
-        "optim.config.use_precision_aware_optimizer=True optim.config.optimizer=sgd",
-        "optim.config.use_precision_aware_optimizer=True optim.config.optimizer=adam",
-    ),
-    example(
         "offloaded-optimizer-decouples-decay",
         f"{OFFLOADED} {AWARE} optim.config.decoupled_weight_decay=False",
         f"{OFFLOADED} {AWARE} optim.config.decoupled_weight_decay=True",
@@ -512,7 +502,8 @@ EXAMPLES: tuple[Example, ...] = (
         "optim.config.adam_beta2=0.95 optim.config.clip_grad=0",
     ),
     # Steps, validation, checkpoints
-    example("run-has-steps", "trainer.max_steps=-10", "trainer.max_steps=10"),
+    example("steps-are-counts", "trainer.max_steps=-10", "trainer.max_steps=10"),
+    example("steps-are-counts", "trainer.log_every_n_steps=-1", "trainer.log_every_n_steps=1"),
     example("validation-interval-is-a-count", "trainer.val_check_interval=0", "trainer.val_check_interval=1"),
     example("limits-are-counts-or-shares", "trainer.limit_val_batches=1.5", "trainer.limit_val_batches=0.5"),
     example(
@@ -520,7 +511,6 @@ EXAMPLES: tuple[Example, ...] = (
         "trainer.check_val_every_n_epoch=1 trainer.limit_train_batches=100",
         "trainer.limit_train_batches=100",
     ),
-    example("logging-interval-is-a-count", "trainer.log_every_n_steps=-1", "trainer.log_every_n_steps=1"),
     # Settings
     example("secrets-stay-in-the-environment", assigned=({"log.extra_loggers": [{"api_key": "0123456789"}]}, {})),
     example("strategy-has-what-it-is-asked", "strategy.moe_extended_tp=True", "strategy.moe_extended_tp=False"),

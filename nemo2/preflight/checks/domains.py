@@ -15,6 +15,7 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any, Optional, Union
 
+from nemo2.base.names import did_you_mean
 from nemo2.config.capture import captured_arguments
 from nemo2.config.walk import class_of
 
@@ -299,6 +300,10 @@ MODEL: Mapping[str, Domain] = {
 }
 
 MODEL_TEXTS: Mapping[str, Choice] = {
+    "normalization": Choice(("LayerNorm", "RMSNorm", "L2Norm"), "the norms of Megatron-Core's layers"),
+    "position_embedding_type": Choice(
+        ("learned_absolute", "rope", "none", "mrope", "yarn", "relative"), "mrope and yarn if Megatron-Core has them"
+    ),
     "tp_comm_bootstrap_backend": Choice(
         ("nccl", "mpi", "gloo"), "the backend with which Transformer Engine starts its userbuffers"
     ),
@@ -354,6 +359,17 @@ SCHEDULE: Mapping[str, Domain] = {
     "d_model": _count("the learning rate is divided by its square root"),
     "decay_rate": _weight("an exponent; with a negative value, the learning rate would rise"),
     "power": _weight("an exponent; with a negative value, the learning rate would have no limit"),
+}
+
+TRAINER: Mapping[str, Domain] = {
+    "max_steps": Domain(
+        "[-1, inf)",
+        "-1 means no limit on steps",
+        "whole",
+        but=(0,),
+        unless="set -1 to limit the run by max_epochs or max_time",
+    ),
+    "log_every_n_steps": _natural("a number of steps; 0 logs nothing"),
 }
 
 BATCH: Mapping[str, Domain] = {
@@ -455,5 +471,6 @@ def out_of_range(node: Any, path: str, domains: Mapping[str, Domain | Choice], *
             if isinstance(value, float) and not math.isfinite(value):
                 yield f"{path}.{name}={value!r}: must be a finite number."
         elif not domain.holds(value):
+            near = did_you_mean(str(value), domain.texts, listed=True) if isinstance(domain, Choice) else "."
             unless = f" {domain.unless[0].upper()}{domain.unless[1:]}." if domain.unless else ""
-            yield f"{path}.{name}={value!r}: must be {domain.words} ({domain.why}).{unless}"
+            yield f"{path}.{name}={value!r}: must be {domain.words} ({domain.why}){near}{unless}"

@@ -62,8 +62,10 @@ def _accepted_changes(facts: Facts, reason: str) -> list[tuple[Setting, Facts]]:
         alternative = _is_named(setting.name, reason) and (
             setting.owner == "strategy" or isinstance(setting.value, bool)
         )
-        if len(accepted) == MOST_CHANGES or (accepted and changed_by_user and not (by_user or alternative)):
+        if len(accepted) == MOST_CHANGES:
             break
+        if accepted and changed_by_user and not (by_user or alternative):
+            continue
         for changed in _other_values(facts, setting, reason):
             recipe = copy.deepcopy(facts.recipe)
             setattr(node_at(recipe, changed.owner), changed.name, changed.value)

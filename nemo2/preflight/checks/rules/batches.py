@@ -2,8 +2,11 @@
 """Rules about batches, micro-batches and sequence lengths."""
 
 from collections.abc import Iterator
+from typing import Any
 
 from nemo2.base.counts import is_count
+from nemo2.data.batch_size import BatchSizeSchedule
+from nemo2.errors import ConfigError
 from nemo2.preflight.checks import domains
 from nemo2.preflight.checks.arithmetic import nearest
 from nemo2.preflight.checks.domains import out_of_range
@@ -29,12 +32,7 @@ def _global_batch(facts: Facts) -> Iterator[str]:
 
     Otherwise: Megatron-Core cannot compute the number of micro-batches and raises an error.
     """
-    gbs, mbs, dp = facts.global_batch_size, facts.micro_batch_size, facts.data_parallel_size
-    if gbs and mbs and dp and gbs > 0 and mbs > 0 and gbs % (mbs * dp):
-        yield (
-            f"data.global_batch_size={gbs} is not a multiple of data.micro_batch_size * data-parallel size = {mbs} * "
-            f"{dp} = {mbs * dp}. Set it to a multiple; nearest: {nearest(gbs, mbs * dp)}."
-        )
+    yield from _unsplit(facts, None)
 
 
 @BATCHES.rule("ramp-up-over-replicas")
@@ -44,24 +42,7 @@ def _ramp_up(facts: Facts) -> Iterator[str]:
 
     Otherwise: The run stops at the first step with a batch size that is not a multiple.
     """
-    ramp, dp, mbs = facts.at("data.rampup_batch_size"), facts.data_parallel_size, facts.micro_batch_size
-    if (
-        not isinstance(ramp, list | tuple)
-        or len(ramp) != 3
-        or not all(map(is_count, ramp))
-        or not dp
-        or not is_count(mbs)
-    ):
-        return  # the sampler itself reports invalid numbers
-    assert mbs is not None
-    unit = mbs * dp
-    for name, value in (("start", ramp[0]), ("increment", ramp[1])):
-        if value % unit:
-            yield (
-                f"data.rampup_batch_size={list(ramp)}: the {name} of {value} is not a multiple of "
-                f"data.micro_batch_size * data-parallel size = {mbs} * {dp} = {unit}. Set it to a multiple; nearest: "
-                f"{nearest(value, unit)}."
-            )
+    yield from _unsplit(facts, facts.at("data.rampup_batch_size"))
 
 
 @BATCHES.rule("micro-batches-in-groups")
@@ -166,6 +147,21 @@ def _step(facts: Facts) -> Iterator[str]:
         samples = getattr(data, name, None)
         if is_count(samples) and samples < gbs:
             yield f"data.{name}={samples} is less than data.global_batch_size={gbs}. Set it to {gbs} or more."
+
+
+def _unsplit(facts: Facts, rampup: Any) -> Iterator[str]:
+    """A message if the run's replicas can't split a batch into whole micro-batches."""
+    gbs, mbs, dp = facts.global_batch_size, facts.micro_batch_size, facts.data_parallel_size
+    if not (is_count(gbs) and is_count(mbs) and dp):
+        return
+    try:
+        schedule = BatchSizeSchedule(gbs, rampup)
+    except (ConfigError, TypeError):
+        return  # the data module reports invalid numbers
+    try:
+        schedule.check(mbs, dp)
+    except ConfigError as error:
+        yield f"data.{error}"
 
 
 def _group(facts: Facts) -> int:

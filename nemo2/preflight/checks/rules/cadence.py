@@ -3,24 +3,22 @@
 
 from collections.abc import Iterator
 
+from nemo2.preflight.checks import domains
+from nemo2.preflight.checks.domains import out_of_range
 from nemo2.preflight.checks.facts import Facts
 from nemo2.preflight.checks.rule import Topic
 
 CADENCE = Topic("Steps, validation, checkpoints", needs_sizes=False)
 
 
-@CADENCE.rule("run-has-steps")
+@CADENCE.rule("steps-are-counts")
 def _steps(facts: Facts) -> Iterator[str]:
-    """`max_steps` must be at least 1, or -1 for no limit on steps.
+    """`max_steps` must be at least 1, or -1 for no limit on steps. `log_every_n_steps` must be at least 1, or 0 to log
+    nothing.
 
     Otherwise: Lightning raises an error on every rank, or the run ends before its first step.
     """
-    steps = facts.at("trainer.max_steps")
-    if isinstance(steps, int) and (steps < -1 or steps == 0):
-        yield (
-            f"trainer.max_steps={steps}: must be at least 1, or -1. Set the number of steps, or set -1 to limit the "
-            "run by max_epochs or max_time."
-        )
+    yield from out_of_range(facts.trainer, "trainer", domains.TRAINER, others=False)
 
 
 @CADENCE.rule("validation-interval-is-a-count")
@@ -86,14 +84,3 @@ def _within_epoch(facts: Facts) -> Iterator[str]:
             f"trainer.check_val_every_n_epoch={epochs} counts the interval within an epoch. Set val_check_interval to "
             f"{batches} or less, or set check_val_every_n_epoch=None to count over the whole run."
         )
-
-
-@CADENCE.rule("logging-interval-is-a-count")
-def _logging(facts: Facts) -> Iterator[str]:
-    """`log_every_n_steps` must be at least 1, or 0 to log nothing.
-
-    Otherwise: Lightning logs at every step, or never.
-    """
-    steps = facts.at("trainer.log_every_n_steps")
-    if isinstance(steps, int) and steps < 0:
-        yield f"trainer.log_every_n_steps={steps}: must be at least 1, or 0 to log nothing."

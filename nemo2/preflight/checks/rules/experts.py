@@ -67,7 +67,7 @@ def _sequence_parallel(facts: Facts) -> Iterator[str]:
     yield from facts.of_layers(layers.experts_need_sequence_parallel)
 
 
-@EXPERTS.rule("whole-bias-on-one-rank")
+@EXPERTS.rule("whole-bias-on-one-rank", megatron_refuses=True)
 def _bias(facts: Facts) -> Iterator[str]:
     """Experts with a bias (`add_bias_linear`) require an expert tensor-parallel size of 1.
 

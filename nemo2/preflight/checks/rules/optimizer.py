@@ -12,7 +12,6 @@ from nemo2.preflight.checks.facts import Facts
 from nemo2.preflight.checks.rule import Topic
 
 OPTIMIZER = Topic("Optimizer and learning rate", needs_sizes=False)
-_STATES = ("main_grads_dtype", "main_params_dtype", "exp_avg_dtype", "exp_avg_sq_dtype")
 
 
 @OPTIMIZER.rule("learning-rate-is-set")
@@ -141,45 +140,6 @@ def _clipping(facts: Facts) -> Iterator[str]:
         yield (
             f"trainer.gradient_clip_val={value}: Megatron-Core clips gradients in its optimizer step. Set "
             f"optim.config.clip_grad={value}, and leave trainer.gradient_clip_val unset."
-        )
-
-
-@OPTIMIZER.rule("small-states-need-the-aware-optimizer")
-def _states(facts: Facts) -> Iterator[str]:
-    """Gradients, main parameters and moments of the optimizer in a format other than fp32 require
-    `use_precision_aware_optimizer`.
-
-    Otherwise: Megatron-Core raises an AssertionError when it creates the optimizer configuration.
-    """
-    if facts.of_optimizer("use_precision_aware_optimizer"):
-        return
-    for name in _STATES:
-        dtype = facts.of_optimizer(name)
-        if dtype is not None and str(dtype) != "torch.float32":
-            yield (
-                f"optim.config.{name}={dtype} requires optim.config.use_precision_aware_optimizer=True. Set it to "
-                f"True, or set {name}=torch.float32."
-            )
-
-
-@OPTIMIZER.rule("aware-optimizer-is-sharded-adam")
-def _aware(facts: Facts) -> Iterator[str]:
-    """`use_precision_aware_optimizer` requires Adam and the distributed optimizer.
-
-    Otherwise: Megatron-Core raises an AssertionError when it creates the optimizer configuration.
-    """
-    if not facts.of_optimizer("use_precision_aware_optimizer"):
-        return
-    if facts.of_optimizer("optimizer") != "adam":
-        yield (
-            "optim.config.use_precision_aware_optimizer=True does not support "
-            f"optim.config.optimizer={facts.of_optimizer('optimizer')!r}. Set optim.config.optimizer='adam', or set "
-            "use_precision_aware_optimizer=False."
-        )
-    if not facts.distributed_optimizer:
-        yield (
-            "optim.config.use_precision_aware_optimizer=True requires optim.config.use_distributed_optimizer=True. "
-            "Set both to True, or both to False."
         )
 
 

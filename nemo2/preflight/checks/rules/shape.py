@@ -2,11 +2,9 @@
 """Rules of the model itself: widths, heads, layers, vocabulary and the names of its parts."""
 
 from collections.abc import Iterator
-from typing import Any
 
 from nemo2.base.backend.compilation import uncompiled
 from nemo2.base.counts import is_count
-from nemo2.base.names import did_you_mean
 from nemo2.preflight.checks import domains
 from nemo2.preflight.checks.arithmetic import divisors
 from nemo2.preflight.checks.domains import out_of_range
@@ -19,10 +17,11 @@ SHAPE = Topic("The model", needs_sizes=False)
 @SHAPE.rule("model-numbers-are-in-range", megatron_refuses=True)
 def _numbers(facts: Facts) -> Iterator[str]:
     """Each number of the model configuration must be in its valid range and must not be NaN or infinite: for
-    example, widths, layers and heads of at least 1, an epsilon that is not negative, and a rotary base above 0.
+    example, widths, layers and heads of at least 1, an epsilon that is not negative, and a rotary base above 0. The
+    normalization and the position embedding must be those that Megatron-Core knows.
 
-    Otherwise: Megatron-Core raises ZeroDivisionError or TypeError, builds an empty model, or computes NaN in the first
-    step.
+    Otherwise: Megatron-Core raises an error when it builds the first layer, builds an empty model or one without position
+    embeddings, or computes NaN in the first step.
     """
     yield from out_of_range(facts.model, "model.config", {**domains.MODEL, **domains.MODEL_TEXTS})
 
@@ -71,27 +70,6 @@ def _rotary(facts: Facts) -> Iterator[str]:
             f"model.config.kv_channels={width} * rotary_percent={share} gives {int(width * share)} rotated channels, "
             "but channels are rotated in pairs. Set kv_channels or rotary_percent so that the product is even."
         )
-
-
-@SHAPE.rule("normalization-is-known", megatron_refuses=True)
-def _normalization(facts: Facts) -> Iterator[str]:
-    """The normalization must be LayerNorm or RMSNorm.
-
-    Otherwise: Megatron-Core raises an error when it builds the first layer.
-    """
-    yield from _one_of(facts, "normalization", ("LayerNorm", "RMSNorm", "L2Norm"))
-
-
-@SHAPE.rule("position-embedding-is-known")
-def _positions(facts: Facts) -> Iterator[str]:
-    """The position embedding must be learned_absolute, rope or none, or mrope or yarn if the installed
-    Megatron-Core has them.
-
-    Otherwise: Megatron-Core builds a model without position embeddings.
-    """
-    yield from _one_of(
-        facts, "position_embedding_type", ("learned_absolute", "rope", "none", "mrope", "yarn", "relative")
-    )
 
 
 @SHAPE.rule("fused-silu-has-a-gate")
@@ -153,9 +131,3 @@ def _pattern(facts: Facts) -> Iterator[str]:
                 f"model.config.{name} has {len(pattern)} entries, but model.config.num_layers={layers}. Set a pattern "
                 "with one entry per layer."
             )
-
-
-def _one_of(facts: Facts, name: str, known: tuple[str, ...]) -> Iterator[str]:
-    value: Any = facts.of_model(name)
-    if isinstance(value, str) and value not in known:
-        yield f"model.config.{name}={value!r}: must be one of {', '.join(known)}{did_you_mean(value, known, listed=True)}"

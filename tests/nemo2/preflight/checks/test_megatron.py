@@ -33,6 +33,7 @@ OVERLAP = f"{MODEL}overlap_moe_expert_parallel_comm=True"
 OFFLOAD = f"{MODEL}cpu_offloading=True {MODEL}cpu_offloading_num_layers="
 SELECTIVE = f"{MODEL}recompute_granularity=selective {MODEL}recompute_modules="
 FP8 = "trainer.plugins.fp8=hybrid"
+AWARE = "optim.config.use_precision_aware_optimizer=True"
 ENDS = "trainer.plugins.first_last_layers_bf16"
 BALANCING = f"{MODEL}moe_router_load_balancing_type"
 
@@ -213,6 +214,19 @@ ROWS = (
         f"{OFFLOAD}4 {FULL}uniform {MODEL}recompute_num_layers=1",
         "cpu_offloading recompute_granularity",
         f"{OFFLOAD}4",
+    ),
+    Row(
+        "llama3_8b",
+        "optim.config.exp_avg_dtype=torch.bfloat16",
+        "exp_avg_dtype",
+        "optim.config.exp_avg_dtype=torch.float32",
+    ),
+    Row("llama3_8b", f"{AWARE} optim.config.optimizer=sgd", "use_precision_aware_optimizer optimizer", AWARE),
+    Row(
+        "llama3_8b",
+        f"{AWARE} optim.config.use_distributed_optimizer=False",
+        "use_precision_aware_optimizer use_distributed_optimizer",
+        AWARE,
     ),
     Row(
         "nemotron3_4b",
