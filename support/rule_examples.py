@@ -21,6 +21,7 @@ BACKEND = "model.config.attention_backend"
 GRAPHS = "model.config.cuda_graph_impl"
 OVERLAPPED = f"model.config.tp_comm_overlap=True {TP}=2 {SP}"
 FULL = "model.config.recompute_granularity=full"
+SELECTIVE = "model.config.recompute_granularity=selective"
 FP8 = "trainer.plugins.fp8=hybrid"
 OFFLOADED = "optim.config.optimizer_cpu_offload=True optim.config.optimizer_offload_fraction=1.0"
 AWARE = "optim.config.use_precision_aware_optimizer=True"
@@ -121,6 +122,7 @@ EXAMPLES: tuple[Example, ...] = (
         "model.config.num_layers=12 model.config.hybrid_override_pattern=MMMMMMMMMMMM",
         recipe="mamba2_130m",
     ),
+    example("layer-pattern-has-every-layer", "model.config.num_layers=26", recipe="deepseek_v2_lite"),
     # Tensor and sequence parallelism
     example(
         "heads-over-tensor-ranks",
@@ -157,6 +159,12 @@ EXAMPLES: tuple[Example, ...] = (
         f"{TP}=8 {SP} model.config.mamba_num_groups=8",
         recipe="mamba2_8b",
     ),
+    example(
+        "mixers-over-tensor-ranks",
+        f"{TP}=8 {SP} model.config.mamba_num_heads=100",
+        f"{TP}=8 {SP} model.config.mamba_num_heads=128",
+        recipe="mamba2_8b",
+    ),
     # Context parallelism
     example("sequence-in-twice-the-context-ranks", f"{CP}=4 data.seq_length=8188", f"{CP}=4 data.seq_length=8192"),
     example(
@@ -166,6 +174,8 @@ EXAMPLES: tuple[Example, ...] = (
         recipe="deepseek_v2_lite",
     ),
     example("exchange-is-known", "model.config.cp_comm_type=a2a+p2p", "model.config.cp_comm_type=a2a"),
+    example("exchange-is-known", f"{CP}=2 model.config.cp_comm_type=ring", f"{CP}=2 model.config.cp_comm_type=p2p"),
+    example("exchange-is-known", f"{CP}=2 model.config.hierarchical_context_parallel_sizes=[2,1]", f"{CP}=2"),
     example(
         "heads-over-context-ranks",
         f"model.config.cp_comm_type=a2a {CP}=4 {TP}=2 model.config.num_query_groups=4",
@@ -193,7 +203,9 @@ EXAMPLES: tuple[Example, ...] = (
     example("mixers-are-cut-by-number", f"{PP}=4 {SPLIT}=True", f"{PP}=4", recipe="mamba2_2_7b"),
     example("layers-over-stages", f"{PP}=3 trainer.devices=6 data.global_batch_size=510", f"{PP}=4 trainer.devices=8"),
     example("layers-for-every-stage", f"{PP}=2 {FIRST}=40", f"{PP}=2 {FIRST}=20"),
+    example("layers-for-every-stage", f"{PP}=2 {FIRST}=12 {LAST}=12", f"{PP}=2 {FIRST}=12 {LAST}=20"),
     example("layers-over-virtual-stages", f"{PP}=4 {VP}=3", f"{PP}=4 {VP}=4"),
+    example("layers-over-virtual-stages", f"{PP}=4 {VP}=2 {FIRST}=5 {LAST}=3", f"{PP}=4 {VP}=2 {FIRST}=4 {LAST}=4"),
     example(
         "stages-send-what-they-hold",
         f"{PP}=2 strategy.pipeline_dtype=torch.float32",
@@ -225,6 +237,12 @@ EXAMPLES: tuple[Example, ...] = (
         "expert-width-over-expert-tensor-ranks",
         f"{TP}=2 {ETP}=2 {EP}=4 {SP} model.config.moe_ffn_hidden_size=1407",
         f"{TP}=2 {ETP}=2 {EP}=4 {SP} model.config.moe_ffn_hidden_size=1408",
+        recipe="deepseek_v2_lite",
+    ),
+    example(
+        "expert-width-over-expert-tensor-ranks",
+        f"{TP}=2 {EP}=4 {SP} model.config.moe_shared_expert_intermediate_size=2815",
+        f"{TP}=2 {EP}=4 {SP} model.config.moe_shared_expert_intermediate_size=2816",
         recipe="deepseek_v2_lite",
     ),
     example(
@@ -389,7 +407,13 @@ EXAMPLES: tuple[Example, ...] = (
     ),
     # Precision
     example("gpu-has-the-format", FP8, FP8, gpu=("A100", "H100")),
+    example("gpu-has-the-format", gpu=("V100", "A100")),
     example("products-in-whole-blocks", f"{FP8} {CP}=2 data.seq_length=8180", f"{FP8} {CP}=2 data.seq_length=8192"),
+    example(
+        "products-in-whole-blocks",
+        f"{FP8} model.config.kv_channels=128 model.config.hidden_size=4104",
+        f"{FP8} model.config.kv_channels=128 model.config.hidden_size=4112",
+    ),
     example(
         "scales-go-into-the-checkpoint",
         f"{FP8} trainer.plugins.fp8_recipe=delayed strategy.fsdp=megatron {CP}=1",
@@ -417,6 +441,7 @@ EXAMPLES: tuple[Example, ...] = (
         FULL,
         f"{FULL} model.config.recompute_method=block model.config.recompute_num_layers=4",
     ),
+    example("full-recomputation-says-how", f"{SELECTIVE} model.config.recompute_num_layers=1", SELECTIVE),
     example(
         "recomputation-is-asked-for",
         "model.config.recompute_method=block model.config.recompute_num_layers=4",
@@ -477,12 +502,23 @@ EXAMPLES: tuple[Example, ...] = (
     example(
         "schedule-ends-below-its-peak", "optim.config.lr=1e-5", "optim.config.lr=1e-5 optim.lr_scheduler.min_lr=1e-6"
     ),
+    example("schedule-ends-below-its-peak", "optim.config.decoupled_lr=1e-6", "optim.config.decoupled_lr=1e-4"),
     example(
         "schedule-has-a-length",
         "trainer.max_steps=-1",
         "trainer.max_steps=-1 trainer.max_epochs=1 optim.lr_scheduler.max_steps=100000",
     ),
     example("phases-fit-the-schedule", "optim.lr_scheduler.max_steps=1000", "optim.lr_scheduler.max_steps=100000"),
+    example(
+        "phases-fit-the-schedule",
+        "optim.lr_scheduler=WarmupHoldAnnealScheduler",
+        "optim.lr_scheduler=PolynomialDecayAnnealingScheduler",
+    ),
+    example(
+        "phases-fit-the-schedule",
+        "'optim.lr_scheduler=WarmupHoldAnnealScheduler(warmup_ratio=0.5,hold_ratio=0.8)'",
+        "'optim.lr_scheduler=WarmupHoldAnnealScheduler(warmup_ratio=0.01,hold_ratio=0.8)'",
+    ),
     example("optimizer-is-known", "optim.config.optimizer=adamw", "optim.config.optimizer=adam"),
     example("distributed-optimizer-is-adams", "optim.config.optimizer=sgd", "optim.config.optimizer=adam"),
     example("clipping-is-the-optimizers", "trainer.gradient_clip_val=1.0", "optim.config.clip_grad=1.0"),
@@ -497,6 +533,11 @@ EXAMPLES: tuple[Example, ...] = (
         f"{OFFLOADED} {AWARE}",
     ),
     example(
+        "offloaded-optimizer-is-precision-aware",
+        f"{AWARE} optim.config.optimizer_cpu_offload=True",
+        f"{OFFLOADED} {AWARE}",
+    ),
+    example(
         "optimizer-numbers-are-in-range",
         "optim.config.adam_beta2=1.5 optim.config.clip_grad=-1",
         "optim.config.adam_beta2=0.95 optim.config.clip_grad=0",
@@ -505,7 +546,10 @@ EXAMPLES: tuple[Example, ...] = (
     example("steps-are-counts", "trainer.max_steps=-10", "trainer.max_steps=10"),
     example("steps-are-counts", "trainer.log_every_n_steps=-1", "trainer.log_every_n_steps=1"),
     example("validation-interval-is-a-count", "trainer.val_check_interval=0", "trainer.val_check_interval=1"),
+    example("validation-interval-is-a-count", "trainer.check_val_every_n_epoch=0", "trainer.check_val_every_n_epoch=1"),
+    example("validation-interval-is-a-count", "trainer.val_check_interval=1.5", "trainer.val_check_interval=0.5"),
     example("limits-are-counts-or-shares", "trainer.limit_val_batches=1.5", "trainer.limit_val_batches=0.5"),
+    example("limits-are-counts-or-shares", "trainer.limit_train_batches=-1", "trainer.limit_train_batches=1"),
     example(
         "intervals-within-an-epoch-fit-it",
         "trainer.check_val_every_n_epoch=1 trainer.limit_train_batches=100",
@@ -561,6 +605,12 @@ EXAMPLES: tuple[Example, ...] = (
         "resume.restore_config=None",
         recipe="llama_tiny",
         here=True,
+    ),
+    example(
+        "released-weights-fit",
+        "resume.resume_from_path=hf:///dev/null/weights",
+        "resume.resume_from_path=None",
+        recipe="llama_tiny",
     ),
     example(
         "communicator-settings-exist",

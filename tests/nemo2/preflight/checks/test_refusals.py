@@ -9,7 +9,7 @@ import torch
 
 from nemo2 import recipes
 from nemo2.errors import ConfigError
-from nemo2.preflight.checks import check_recipe, find, find_problems
+from nemo2.preflight.checks import check_recipe, find_problems
 
 
 def recipe(**changes: Any) -> Any:
@@ -111,11 +111,6 @@ def test_a_recipe_for_more_gpus_than_a_machine_has_cores_asks_for_a_choice(monke
     assert "ranks of one node" not in str(refused.value)
     check_recipe(recipe, devices=8, local=True, chosen=True)
     check_recipe(recipe, devices=8, local=False, chosen=False)
-
-
-def test_sizes_of_groups_that_are_not_created_are_refused() -> None:
-    sized = recipe(strategy__context_parallel_size=2, model__config__hierarchical_context_parallel_sizes=[2, 1])
-    assert [problem.rule for problem in find(sized)] == ["exchange-is-known"]
 
 
 @pytest.mark.parametrize("name", ["api_key", "token", "hf_token", "db_password", "client_secret"])
