@@ -73,8 +73,8 @@ EXAMPLES: tuple[Example, ...] = (
     ),
     example(
         "optimizer-instances-divide-the-replicas",
-        "strategy.num_distributed_optimizer_instances=3",
-        "strategy.num_distributed_optimizer_instances=2",
+        f"{CP}=4 strategy.num_distributed_optimizer_instances=3",
+        f"{CP}=4 strategy.num_distributed_optimizer_instances=4",
     ),
     example(
         "optimizer-instances-need-shards",
@@ -146,6 +146,11 @@ EXAMPLES: tuple[Example, ...] = (
         "sequence-over-tensor-ranks",
         f"{TP}=8 {CP}=1 {SP} data.seq_length=8188",
         f"{TP}=8 {CP}=1 {SP} data.seq_length=8184",
+    ),
+    example(
+        "sequence-over-tensor-ranks",
+        f"{TP}=2 {CP}=2 {SP} data.seq_length=8190",
+        f"{TP}=2 {CP}=2 {SP} data.seq_length=8192",
     ),
     example(
         "latent-attention-over-tensor-ranks",
@@ -241,8 +246,8 @@ EXAMPLES: tuple[Example, ...] = (
     ),
     example(
         "expert-width-over-expert-tensor-ranks",
-        f"{TP}=2 {EP}=4 {SP} model.config.moe_shared_expert_intermediate_size=2815",
-        f"{TP}=2 {EP}=4 {SP} model.config.moe_shared_expert_intermediate_size=2816",
+        f"{TP}=2 {ETP}=1 {EP}=4 {SP} model.config.moe_shared_expert_intermediate_size=2815",
+        f"{TP}=2 {ETP}=1 {EP}=4 {SP} model.config.moe_shared_expert_intermediate_size=2816",
         recipe="deepseek_v2_lite",
     ),
     example(
@@ -297,7 +302,7 @@ EXAMPLES: tuple[Example, ...] = (
     example("ramp-up-over-replicas", "data.rampup_batch_size=[30,2,1000]", "data.rampup_batch_size=[32,16,1000]"),
     example(
         "micro-batches-in-groups",
-        f"{PP}=4 {VP}=2 {CP}=1 data.global_batch_size=12",
+        f"{PP}=4 {VP}=2 {CP}=1 data.global_batch_size=10",
         f"{PP}=4 {VP}=2 {CP}=1 data.global_batch_size=16",
     ),
     example("groups-fill-the-stages", f"{PP}=4 {VP}=2 {GROUP}=2", f"{PP}=4 {VP}=2 {GROUP}=4"),
