@@ -13,7 +13,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # The tests of a room: its folder, or the files of its name.
 OF_ROOM = $(if $(ROOM),$(wildcard tests/$(ROOM) tests/nemo2/$(ROOM) tests/test_$(ROOM).py tests/nemo2/test_$(ROOM)*.py))
 
-.PHONY: help setup fmt check test quick newest docs-site notebooks test-gpu gpu-day pretend-gpu nightly test-evaluate test-serve test-quantize test-resiliency test-engines test-trackers docs figures screenshots demo demo-finetune drill cluster parity parity-quick reshard rehearse sweep calibrate clean
+.PHONY: help setup fmt check test quick newest docs-site notebooks test-gpu gpu-day pretend-gpu nightly test-evaluate test-serve test-quantize test-resiliency test-engines test-trackers docs figures screenshots checks-page demo demo-finetune drill cluster parity parity-quick reshard rehearse sweep calibrate clean
 
 help: ## what there is
 	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -116,6 +116,9 @@ reshard: $(READY) ## load checkpoints in other layouts than they were saved in: 
 
 docs: $(READY) ## run every example of the README, the docs and a notebook
 	@$(BIN)/python -m pytest -q -n 2 --dist loadfile -m examples tests/docs
+
+checks-page: $(READY) ## run the examples of the rules, and write what they say to docs/checks.md (half a minute)
+	@$(BIN)/python -m tools.checks_page > .checks.md && mv .checks.md docs/checks.md
 
 notebooks: $(READY) ## run all notebooks, and keep what they put out (some minutes)
 	@PYTHONPATH="$(CURDIR)" $(BIN)/python -m tools.notebooks

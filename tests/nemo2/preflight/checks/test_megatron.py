@@ -265,6 +265,15 @@ def test_a_refusal_names_a_setting_and_values_that_megatron_core_accepts(row: Ro
         assert not [one for one in find(apply_overrides(changed, [change]) or changed) if one.rule == AGREES]
 
 
+@pytest.mark.parametrize(
+    ("broken", "alternative"),
+    [("strategy.sequence_parallel=True", f"{TP}=2"), ("optim.config.exp_avg_dtype=torch.bfloat16", AWARE)],
+)
+def test_alternatives_that_the_message_says_in_words_are_proposed(broken: str, alternative: str) -> None:
+    (problem,) = find(recipe_of(Case(recipe="llama3_8b", changes=(broken,))))
+    assert problem.rule == AGREES and alternative in problem.message.partition("It accepts")[2]
+
+
 @each_row
 def test_its_neighbour_is_legal_and_megatron_core_builds_it(row: Row, built: list[str | None]) -> None:
     assert problems_of(case(row, row.mended)) == []
