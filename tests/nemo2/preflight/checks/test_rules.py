@@ -35,9 +35,9 @@ def megatron(run_on_ranks: Any, request: pytest.FixtureRequest) -> dict[str, str
 
 @each_example
 def test_the_broken_recipe_is_refused_by_its_rule(example: Example, problems_once: Any) -> None:
-    told = [problem.message for problem in problems_once(example.broken) if problem.rule == example.rule]
-    assert bool(told) == RULE[example.rule].in_force()
-    for message in told:
+    messages = [problem.message for problem in problems_once(example.broken) if problem.rule == example.rule]
+    assert bool(messages) == RULE[example.rule].in_force()
+    for message in messages:
         assert message.endswith((".", "?")) or example.rule in ("megatron-core-agrees", "data-is-there"), message
 
 
