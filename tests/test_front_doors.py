@@ -6,44 +6,49 @@ import subprocess
 import sys
 from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from support.modules import doors
 from tools import recipe_stub
 
 ROOT = Path(__file__).resolve().parent.parent
 HEAVY = ("torch", "lightning", "megatron", "nemo_run", "fiddle", "numpy", "transformers")
 
 
-def run_python(code: str, cwd: Path = ROOT) -> str:
+def run_python(code: str, cwd: Path) -> str:
     command = [sys.executable, "-c", code]
     return subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=True, timeout=60).stdout
 
 
 @pytest.mark.parametrize(
-    "code",
+    ("code", "unloaded"),
     [
-        "import nemo2, nemo2.llm, nemo2.callbacks, nemo2.recipes, nemo2.config, nemo2.data",
-        "import nemo2.recipes as r; [r.get(name).RECIPE.parameters for name in r.names()]",
-        "import nemo2.llm as llm; dir(llm); hasattr(llm, 'no_such_name')",
+        ("import nemo2, nemo2.llm, nemo2.callbacks, nemo2.recipes, nemo2.config, nemo2.data", HEAVY),
+        ("import nemo2.recipes as r; [r.get(name).RECIPE.parameters for name in r.names()]", HEAVY),
+        ("import nemo2.llm as llm; dir(llm); hasattr(llm, 'no_such_name')", HEAVY),
+        ("from nemo2.cli import main; main(['--help']); main(['list'])", HEAVY),
+        ("from nemo2.cli import main; main(['runs', 'list']); main(['cluster', 'list'])", HEAVY),
+        ("from nemo2.cli import main; main(['cluster', 'add', 'mine', 'kind=slrm'])", HEAVY),
+        (
+            "import nemo2.training.run_dir.progress_line, nemo2.training.run_dir.records, nemo2.training.run_dir.report",
+            HEAVY,
+        ),
+        ("from nemo2.cli import script", ("nemo2.cli.",)),  # every rank of a launch imports it
     ],
 )
-def test_front_doors_and_listing_recipes_import_nothing_heavy(code: str, tmp_path: Path) -> None:
-    loaded = run_python(f"import sys\n{code}\nprint(*(m for m in {HEAVY!r} if m in sys.modules))", tmp_path)
-    assert loaded.split() == []
+def test_front_doors_commands_and_reports_import_nothing_heavy(code, unloaded, tmp_path):
+    printed = run_python(
+        f"import sys\n{code}\nprint(*(m for m in sys.modules if m.startswith({unloaded!r})))", tmp_path
+    )
+    assert printed.split("\n")[-2] == ""
 
 
-DOORS = [
-    ".".join(("nemo2", *(part for part in stub.parent.relative_to(ROOT).parts if part != "nemo2")))
-    for folder in ("nemo2", "recipes", "callbacks")
-    for stub in sorted((ROOT / folder).rglob("__init__.pyi"))
-    if not any(parent.is_symlink() for parent in stub.parents)
-]
+DOORS = doors("nemo2", "recipes", "callbacks")
 
 
 @pytest.mark.parametrize("package", DOORS)
-def test_every_promised_name_exists_and_completion_offers_it(package: str) -> None:
+def test_every_promised_name_exists_and_completion_offers_it(package):
     module = import_module(package)
     assert module.__all__ and set(module.__all__) <= set(dir(module))
     for name in module.__all__:
@@ -134,13 +139,13 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[tuple[int,
     return told_of
 
 
-def test_a_type_checker_knows_every_promised_name_and_no_other(found: dict[str, list[tuple[int, str, str]]]) -> None:
+def test_a_type_checker_knows_every_promised_name_and_no_other(found):
     assert [line for line, _, _ in found["names.py"]] == [len(NAMES) - 2, len(NAMES) - 1], found["names.py"]
 
 
 def test_a_type_checker_finds_the_typos_of_a_script_and_nothing_else(
-    found: dict[str, list[tuple[int, str, str]]],
-) -> None:
+    found,
+):
     lines = SCRIPT.splitlines()
     typos = [number for number, line in enumerate(lines) if line.endswith("# typo")]
     assert (len(lines), len(typos)) == (40, 4)
@@ -150,12 +155,12 @@ def test_a_type_checker_finds_the_typos_of_a_script_and_nothing_else(
         assert any(f'"{wrong}"' in message for _, message in errors), errors
 
 
-def test_what_is_read_of_a_recipe_has_a_type(found: dict[str, list[tuple[int, str, str]]]) -> None:
+def test_what_is_read_of_a_recipe_has_a_type(found):
     told = [message for _, severity, message in found["script.py"] if severity == "information"]
     assert told == [f'Type of "{one}" is "{kind}"' for one, kind in READ.items()]
 
 
-def test_jedi_completes_the_fields_of_a_recipe(tmp_path: Path) -> None:
+def test_jedi_completes_the_fields_of_a_recipe(tmp_path):
     import jedi  # of ipykernel
 
     here = jedi.InterpreterEnvironment()  # no process of its own
@@ -173,12 +178,12 @@ def test_jedi_completes_the_fields_of_a_recipe(tmp_path: Path) -> None:
         assert (offered.name, offered.docstring()) == (field, about)
 
 
-def test_the_stubs_of_the_recipes_are_current() -> None:
+def test_the_stubs_of_the_recipes_are_current():
     for file, text in recipe_stub.texts().items():
         assert file.read_text() == text, "run `make fmt`"
 
 
-def test_an_unknown_name_is_answered_with_the_nearest() -> None:
+def test_an_unknown_name_is_answered_with_the_nearest():
     import nemo2
 
     with pytest.raises(AttributeError, match="nemo2 has no name 'MegatronStrategie'; did you mean 'MegatronStrategy'"):
@@ -195,12 +200,5 @@ def use_an_entry_point() -> None:
     assert llm.api is before and llm.api.export_ckpt is llm.export_ckpt and llm.api.pretrain is llm.pretrain
 
 
-def test_nemos_llm_api_has_the_same_names_before_and_after_an_entry_point_is_used(run_on_ranks: Any) -> None:
+def test_nemos_llm_api_has_the_same_names_before_and_after_an_entry_point_is_used(run_on_ranks):
     run_on_ranks(use_an_entry_point, 1, init_process_group=False)
-
-
-@pytest.mark.parametrize("folder", ["recipes", "callbacks"])
-def test_the_bare_folder_names_its_real_home(folder: str) -> None:
-    with pytest.raises(subprocess.CalledProcessError) as failure:
-        run_python(f"import {folder}", ROOT)
-    assert f"This folder is installed as `nemo2.{folder}`" in failure.value.stderr

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """``list`` with filters and own recipes, ``show --diff`` and ``--python``, ``new-recipe``: what they print, write and refuse."""
 
-import json
 import os
 import re
 import shlex
@@ -14,7 +13,7 @@ import pytest
 from nemo2 import recipes
 from nemo2.cli import diff
 from nemo2.cli.adapter import described
-from nemo2.cli.app import VERBS, main
+from nemo2.cli.app import VERBS
 from nemo2.cli.flags import number_of
 from nemo2.cli.recipe_list import has_layout, row, row_of_tree, within
 from nemo2.cli.sources import name_of_run, recipe_tree
@@ -38,51 +37,39 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
             del sys.modules[name]
 
 
-def listed(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, dict[str, Any]]:
-    assert main(["list", "--json", *arguments]) == 0
-    return {item["name"]: item for item in json.loads(capsys.readouterr().out)}
-
-
 @pytest.mark.parametrize(
     ("option", "keeps"),
     [
-        (["--family", "qwen 3"], lambda r: r["family"].startswith("Qwen 3")),
-        (["--max-gpus", "8"], lambda r: r["gpus"] <= 8),
-        (["--min-params", "7B", "--max-params", "9e9"], lambda r: 7e9 <= r["parameters"] <= 9e9),
-        (["--precision", "bf16"], lambda r: "bf16" in r["precision"]),
-        (["--layout", "pp cp=2"], lambda r: "pp=" in r["layout"] and "cp=2" in r["layout"].split()),
-        (["--shipped"], lambda r: True),
-        (["llama*", "--max-gpus", "8", "--layout", "tp=2"], lambda r: r["name"] in ("llama_tiny", "llama2_7b")),
+        ("--family 'qwen 3'", lambda r: r["family"].startswith("Qwen 3")),
+        ("--max-gpus 8", lambda r: r["gpus"] <= 8),
+        ("--min-params 7B --max-params 9e9", lambda r: 7e9 <= r["parameters"] <= 9e9),
+        ("--precision bf16", lambda r: "bf16" in r["precision"]),
+        ("--layout 'pp cp=2'", lambda r: "pp=" in r["layout"] and "cp=2" in r["layout"].split()),
+        ("--shipped", lambda r: True),
+        ("llama* --max-gpus 8 --layout tp=2", lambda r: r["name"] in ("llama_tiny", "llama2_7b")),
     ],
     ids=lambda value: str(value).partition(" at 0x")[0],
 )
-def test_a_filter_keeps_exactly_what_it_says(option: list[str], keeps: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    everything = listed(capsys)
-    found = listed(capsys, *option)
-    assert set(found) == {name for name, item in everything.items() if keeps(item)}
-    assert found
+def test_a_filter_keeps_exactly_what_it_says(option, keeps, command):
+    expected = [row["name"] for row in command("list --json").json if keeps(row)]
+    assert [row["name"] for row in command(f"list --json {option}").json] == expected != []
 
 
-def test_own_recipes_are_listed_with_where_they_are_from_and_a_broken_one_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["new-recipe", "own_page", "--from", "llama3_8b", "--output", "own"]) == 0
-    assert main(["show", "llama_tiny", "trainer.max_steps=3", "--output", "own/own_frozen.py"]) == 0
+def test_own_recipes_are_listed_with_where_they_are_from_and_a_broken_one_is_named(tmp_path, monkeypatch, command):
+    command("new-recipe own_page --from llama3_8b --output own")
+    command("show llama_tiny trainer.max_steps=3 --output own/own_frozen.py")
     (tmp_path / "own" / "own_broken.py").write_text("import no_such_module")
     monkeypatch.setenv(_own.VARIABLE, "own")
-    capsys.readouterr()
-    assert main(["list"]) == 0
-    out, err = capsys.readouterr()
+    out, err = command("list")
     lines = out.splitlines()
     assert len(lines) == 1 + len(recipes.names()) + 3 and lines[0].split()[-1] == "origin"
     assert any(line.startswith("own_page ") and line.endswith("own/own_page.py") for line in lines)
     assert err.startswith("not listed: own_broken: ") and "No module named 'no_such_module'" in err
-    assert set(listed(capsys, "--own")) == {"own_page", "own_frozen"}
-    assert main(["show", "own_page", "--flat"]) == 0
-    assert "data.seq_length=8192" in capsys.readouterr().out.splitlines()
+    assert {row["name"] for row in command("list --json --own").json} == {"own_page", "own_frozen"}
+    assert "data.seq_length=8192" in command("show own_page --flat").out.splitlines()
 
 
-def test_a_recipe_without_facts_is_listed_by_its_tree_as_the_facts_have_it() -> None:
+def test_a_recipe_without_facts_is_listed_by_its_tree_as_the_facts_have_it():
     for name in ("llama_tiny", "nemotronh_8b", "deepseek_v2", "gpt3_175b"):
         facts = row(recipes.get(name).RECIPE)
         tree = recipes.get(name).pretrain_recipe()
@@ -94,7 +81,7 @@ def test_a_recipe_without_facts_is_listed_by_its_tree_as_the_facts_have_it() -> 
         assert found["precision"].replace("-", "_") == facts["precision"]
 
 
-def test_own_recipes_of_odd_models_are_counted() -> None:
+def test_own_recipes_of_odd_models_are_counted():
     """A pattern with a cut ended the whole list; layers of their own widths were counted as if all had the config's."""
     from nemo2.config import Config
     from nemo2.models.llama_nemotron import Llama33NemotronSuper49BConfig
@@ -108,7 +95,7 @@ def test_own_recipes_of_odd_models_are_counted() -> None:
     assert row_of_tree(uneven)["parameters"] == pytest.approx(49.87e9, rel=0.001)
 
 
-def test_counts_limits_and_layouts_as_typed() -> None:
+def test_counts_limits_and_layouts_as_typed():
     numbers = {"7B": 7e9, "350m": 350e6, "1.5T": 1.5e12, "12k": 12e3, "7e9": 7e9, "1e12": 1e12}
     assert {text: number_of(text, option="--x", forms="a number") for text in numbers} == numbers
     for text in ("big", "", "T", "nan", "inf", "1e400"):
@@ -119,63 +106,51 @@ def test_counts_limits_and_layouts_as_typed() -> None:
     assert has_layout("dp", "dp") and not has_layout("tp=2", "t")
 
 
-def test_diff_shows_what_differs_and_ends_as_asked(capsys: pytest.CaptureFixture[str]) -> None:
-    assert (
-        main(
-            ["show", "llama_tiny", "--diff", "llama_tiny", "trainer.max_steps=7", "trainer.logger=false", "--exit-code"]
-        )
-        == 1
-    )
-    assert capsys.readouterr().out.splitlines() == [
+def test_diff_shows_what_differs_and_ends_as_asked(command):
+    diff = "show llama_tiny --diff llama_tiny"
+    assert command(f"{diff} trainer.max_steps=7 trainer.logger=false --exit-code", code=1).out.splitlines() == [
         "--- llama_tiny",
         "+++ llama_tiny trainer.max_steps=7 trainer.logger=false",
         "~ trainer.logger: None -> False",
         "~ trainer.max_steps: 300 -> 7",
     ]
-    assert main(["show", "llama_tiny", "--diff", "llama_tiny", "--exit-code"]) == 0
-    assert capsys.readouterr().out == "no difference\n"
-    assert main(["show", "llama_tiny", "--diff", "llama_tiny", "trainer.benchmark=null", "--exit-code"]) == 0
-    assert capsys.readouterr().out.splitlines()[0] == "no difference in effect"
-    assert main(["show", "llama3_70b", "--diff", "llama3_8b"]) == 0
-    assert "~ model.config: Llama3Config8B -> Llama3Config70B" in capsys.readouterr().out
-    assert main(["show", "llama_tiny", "--diff", "llama_tiny", "trainer.max_steps=7", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == [
+    assert command(f"{diff} --exit-code").out == "no difference\n"
+    assert command(f"{diff} trainer.benchmark=null --exit-code").out.startswith("no difference in effect\n")
+    assert "~ model.config: Llama3Config8B -> Llama3Config70B" in command("show llama3_70b --diff llama3_8b").out
+    assert command(f"{diff} trainer.max_steps=7 --json").json == [
         {"path": "trainer.max_steps", "kind": "set", "old": 300, "new": 7, "in_effect": True}
     ]
 
 
-def test_diff_is_coloured_for_people_only(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_diff_is_coloured_for_people_only(command, monkeypatch):
     monkeypatch.setattr(diff, "is_terminal", lambda _: True)
-    assert main(["show", "llama_tiny", "--diff", "llama_tiny", "trainer.max_steps=7"]) == 0
-    assert "\033[33m~ trainer.max_steps: 300 -> 7\033[0m" in capsys.readouterr().out
+    shown = command("show llama_tiny --diff llama_tiny trainer.max_steps=7").out
+    assert "\033[33m~ trainer.max_steps: 300 -> 7\033[0m" in shown
 
 
-def test_the_code_of_diff_turns_one_into_the_other(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["show", "llama3_8b", "--diff", "llama_tiny", "--python"]) == 0
+def test_the_code_of_diff_turns_one_into_the_other(command):
     namespace: dict[str, Any] = {}
-    exec(capsys.readouterr().out, namespace)
+    exec(command("show llama3_8b --diff llama_tiny --python").out, namespace)
     recipe = namespace["edit"](recipes.get("llama_tiny").pretrain_recipe())
     assert recipe == recipes.get("llama3_8b").pretrain_recipe()
 
 
-def test_recipes_files_json_and_run_directories_stand_for_the_same(tmp_path: Path) -> None:
+def test_recipes_files_json_and_run_directories_stand_for_the_same(tmp_path, command):
     expected = recipes.get("llama_tiny").pretrain_recipe()
     (tmp_path / "run").mkdir()
     for file in ("run/recipe.json", "one.json"):
         (tmp_path / file).write_text(to_json(expected))
-    assert main(["show", "llama_tiny", "-o", "frozen_tiny.py"]) == 0
+    command("show llama_tiny -o frozen_tiny.py")
     sources = ("llama_tiny", "run", "./run", "one.json", "./frozen_tiny.py", "frozen_tiny.py:pretrain_recipe")
     for source in sources:
         assert recipe_tree(source) == expected, source
     assert [name_of_run(source) for source in sources] == [
         "llama_tiny", None, None, None, "frozen_tiny", "frozen_tiny_pretrain_recipe",
     ]  # fmt: skip
-    assert main(["show", "run", "--diff", "llama_tiny", "--exit-code"]) == 0
+    command("show run --diff llama_tiny --exit-code")
 
 
-def test_a_json_may_name_what_a_users_own_recipes_define_and_nothing_else(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_json_may_name_what_a_users_own_recipes_define_and_nothing_else(tmp_path, monkeypatch, command):
     (tmp_path / "own_data.py").write_text(
         "from nemo2.config import configurable\n@configurable\nclass Data:\n    def __init__(self, n: int = 1):\n"
         "        self.n = n\ndef pretrain_recipe(): pass\n"
@@ -183,33 +158,31 @@ def test_a_json_may_name_what_a_users_own_recipes_define_and_nothing_else(
     recipe = recipes.get("llama_tiny").pretrain_recipe()
     text = to_json(recipe).replace('"nemo2.data.demo"', '"own_data"').replace('"StdlibDataModule"', '"Data"')
     (tmp_path / "strange.json").write_text(text.replace('"vocab_size"', '"n"'))
-    assert main(["show", "strange.json"]) == 2
-    assert "list their folder in $NEMO2_RECIPES" in capsys.readouterr().err and "own_data" not in sys.modules
+    assert "list their folder in $NEMO2_RECIPES" in command("show strange.json", code=2).err
+    assert "own_data" not in sys.modules
     monkeypatch.setenv(_own.VARIABLE, str(tmp_path))
     (tmp_path / "bomb.json").write_text(to_json(recipe).replace('"nemo2.data.demo"', '"os"'))
-    assert main(["show", "bomb.json"]) == 2
+    command("show bomb.json", code=2)
     assert "own_data" not in sys.modules
 
 
-def test_what_freeze_writes_is_the_recipe_with_its_changes(capsys: pytest.CaptureFixture[str]) -> None:
-    example = ["show", "llama3_8b", "trainer.max_steps=100", "--output", "my_llama.py"]
-    assert main(example) == 0
-    assert "nemo2 pretrain ./my_llama.py" in capsys.readouterr().out
+def test_what_freeze_writes_is_the_recipe_with_its_changes(command):
+    told = command("show llama3_8b trainer.max_steps=100 --output my_llama.py").out
+    assert "nemo2 pretrain ./my_llama.py" in told
     recipe = recipes.get("llama3_8b").pretrain_recipe()
     recipe.trainer.max_steps = 100
     assert recipe_tree("./my_llama.py") == recipe
     assert Path("my_llama.py").read_text().startswith('"""llama3_8b trainer.max_steps=100, as nemo2 ')
-    assert main(["show", "llama_tiny", "--python", 'log.name=say"""x\\y']) == 0
     namespace: dict[str, Any] = {}
-    exec(capsys.readouterr().out, namespace)
+    exec(command("show llama_tiny --python", 'log.name=say"""x\\y').out, namespace)
     assert namespace["pretrain_recipe"]().log.name == 'say"""x\\y'
 
 
 @pytest.mark.parametrize("parent", ["llama3_8b", "nemotronh_8b", "./frozen_tiny.py", "./own_page.py"])
-def test_a_new_page_is_its_parent_until_it_is_changed(parent: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["show", "llama_tiny", "-o", "frozen_tiny.py"]) == 0
-    assert main(["new-recipe", "own_page", "--from", "llama_tiny"]) == 0
-    assert main(["new-recipe", "own_new", "--from", parent, "--output", "pages"]) == 0
+def test_a_new_page_is_its_parent_until_it_is_changed(parent, command):
+    command("show llama_tiny -o frozen_tiny.py")
+    command("new-recipe own_page --from llama_tiny")
+    command("new-recipe own_new --from", parent, "--output", "pages")
     assert recipe_tree("pages/own_new.py") == recipe_tree(parent)
     text = Path("pages/own_new.py").read_text()
     for line in (
@@ -222,52 +195,18 @@ def test_a_new_page_is_its_parent_until_it_is_changed(parent: str, capsys: pytes
         recipe_tree("./own_changed.py")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["new-recipe", "llama3_8b", "--from", "llama_tiny"], "'llama3_8b' is a shipped recipe"),
-        (["new-recipe", "json", "--from", "llama_tiny"], "'json' is an installed Python module"),
-        (["new-recipe", "a-b", "--from", "llama_tiny"], "'a-b' is not a valid recipe name"),
-        (["new-recipe", "own_x", "--from", "llama3-8b"], "did you mean 'llama3_8b'"),
-        (["new-recipe", "taken", "--from", "llama_tiny"], "taken.py exists: use another name"),
-        (["show", "llama_tiny", "-o", "taken.py"], "taken.py exists: use another name"),
-        (["show", "llama_tiny", "-o", "my-run.py"], "must be a Python file"),
-        (["show", "llama3_8", "--diff", "llama_tiny"], "did you mean 'llama3_8b'"),
-        (["show", "empty", "--diff", "llama_tiny"], "no recipe 'empty'"),
-        (["show", "./empty", "--diff", "llama_tiny"], "./empty is a directory without a recipe.json"),
-        (["show", "none.json"], "none.json: there is no such file"),
-        (["list", "--max-gpus", "1", "--min-params", "100B"], "No recipe passes all filters"),
-    ],
-)
-def test_what_cannot_be_is_told_and_nothing_is_overwritten(
-    arguments: list[str], words: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    (tmp_path / "empty").mkdir()
-    (tmp_path / "taken.py").write_text("x = 1")
-    assert main(arguments) == 2
-    assert words in " ".join(capsys.readouterr().err.split())
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "taken.py"]
-    assert (tmp_path / "taken.py").read_text() == "x = 1"
+@pytest.mark.parametrize("words", ["list", "show", "new-recipe"])
+def test_an_example_works(words, command):
+    command(shlex.join(shlex.split(described(VERBS[words])[2])[1:]))
 
 
-@pytest.mark.parametrize("command", ["list", "show", "new-recipe"])
-def test_an_example_works(command: str) -> None:
-    assert main(shlex.split(described(VERBS[command])[2])[1:]) == 0
-
-
-@pytest.mark.parametrize("options", [[], ["--python"]])
-def test_a_recipe_is_shown_and_written_down_for_the_gpus_that_are_named(
-    options: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["show", *options, "llama3_8b", "trainer.devices=auto", "--gpus", "H100x64"]) == 0
-    told = capsys.readouterr()
+@pytest.mark.parametrize("options", ["", "--python"])
+def test_a_recipe_is_shown_and_written_down_for_the_gpus_that_are_named(options, command):
+    told = command(f"show {options} llama3_8b trainer.devices=auto --gpus H100x64")
     found = dict(re.findall(r"\b(num_nodes|devices)(?:=|: )(\w+)", told.out))
     assert found == {"num_nodes": "8", "devices": "8"}
     assert told.err == "for 8 nodes x 8 H100\n"
-    assert main(["show", *options, "llama3_8b"]) == 0
-    assert capsys.readouterr().err == "for 1 node x 8 GPUs of any kind\n"
-    assert main(["show", *options, "llama3_8b", "--gpus", "H100x12"]) == 2
-    assert "12 GPUs are not whole nodes of 8" in capsys.readouterr().err
+    assert command(f"show {options} llama3_8b").err == "for 1 node x 8 GPUs of any kind\n"
 
 
 def test_recipes_that_fit_a_gpu_are_those_whose_rehearsed_peak_leaves_room():
