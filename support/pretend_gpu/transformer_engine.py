@@ -834,7 +834,8 @@ def _permute(
     num_experts: int,
     *sizes: int,
 ) -> None:
-    output, permuted_scale, permuted_probs = (None if part is None else operators.on_cpu(part) for part in result)
+    parts: list[Any] = [None if part is None else operators.on_cpu(part) for part in result]
+    output, permuted_scale, permuted_probs = parts
     tokens, destinations, experts = _moves(row_id_map, pad_offsets, num_experts)
     moved = operators.on_cpu(inp)[tokens]
     if probs is not None:
@@ -858,7 +859,8 @@ def _unpermute(
     num_experts: int,
     *sizes: int,
 ) -> None:
-    output, unpermuted_probs = (None if part is None else operators.on_cpu(part) for part in result)
+    parts: list[Any] = [None if part is None else operators.on_cpu(part) for part in result]
+    output, unpermuted_probs = parts
     tokens, sources, experts = _moves(row_id_map, pad_offsets, num_experts)
     moved = operators.on_cpu(inp)[sources].float()
     if merging_probs is not None:

@@ -189,7 +189,9 @@ def _adapts_routers(recipe: Any) -> bool:
     """Whether adapters stand beside routers, which have an output for each expert."""
     from nemo2.models.peft.targets import ModuleMatcher
 
-    patterns = (list(getattr(recipe.peft, name, None) or ()) for name in ("target_modules", "exclude_modules"))
+    patterns: list[list[str]] = [
+        list(getattr(recipe.peft, name, None) or ()) for name in ("target_modules", "exclude_modules")
+    ]
     has_experts = getattr(recipe.model.config, "num_moe_experts", None)
     return bool(has_experts and ModuleMatcher(*patterns).match("decoder.layers.0.mlp.router"))
 
