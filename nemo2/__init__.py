@@ -6,7 +6,6 @@
 """
 
 from nemo2.base.backend.cudnn import share_cudnn
-from nemo2.base.deferred import install as defer_imports
 from nemo2.base.lazy import front_door
 from nemo2.base.noise import quiet_known_warnings
 
@@ -14,7 +13,6 @@ __version__ = "0.1.0"
 
 # These calls stand here because the first of our modules that imports Megatron-Core imports Transformer Engine with it.
 quiet_known_warnings()
-defer_imports()
 share_cudnn()
 
 __getattr__, __dir__, __all__ = front_door(__name__, __file__, nemo="nemo.lightning")  # pyright: ignore[reportUnsupportedDunderAll]
