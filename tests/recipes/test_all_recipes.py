@@ -8,11 +8,13 @@ difference.
 import functools
 import os
 import socket
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import fiddle as fdl
 import pytest
+from nemo_run.core.serialization.zlib_json import ZlibJSONSerializer
 
 from nemo2 import recipes
 from nemo2.config import check_serialisable, flatten, from_json, to_json
@@ -22,81 +24,101 @@ from nemo2.models.walker import shape_of
 from nemo2.preflight.checks import find_problems
 from support.nightly import daily_sample
 
-GOLDEN = Path(__file__).parent / "golden"
 NAMES = recipes.names()
+FINETUNED = [name for name in NAMES if hasattr(recipes.get(name), "finetune_recipe")]
+
+
+@dataclass(frozen=True)
+class Variant:
+    """``scheme``: of fine-tuning, "none" for all parameters; None: the recipe of pre-training."""
+
+    name: str
+    scheme: str | None = None
+    performance: bool = False
+
+    def build(self) -> Any:
+        options: Any = {"dir": "/runs", "name": "golden", "performance_mode": self.performance}
+        if self.scheme is None:
+            return recipes.get(self.name).pretrain_recipe(**options)
+        return recipes.get(self.name).finetune_recipe(peft_scheme=self.scheme, **options)
+
+    @property
+    def golden(self) -> Path:
+        folder = Path(__file__).parent / ("golden" if self.scheme is None else "golden_finetune")
+        scheme = {None: "", "none": ".full"}.get(self.scheme, f".{self.scheme}")
+        return folder / f"{self.name}{scheme}{'.performance' if self.performance else ''}.txt"
+
+    def __str__(self) -> str:
+        return self.golden.stem
+
+
+def finetunes_faster(name: str) -> bool:
+    facts = recipes.get(name).FINETUNE
+    return facts.performance or (hasattr(facts.of, "tokenizer") and facts.of.performance)
+
+
 PERFORMANCE = [name for name in NAMES if recipes.get(name).RECIPE.performance is not None]
-VARIANTS = [(name, False) for name in NAMES] + [(name, True) for name in PERFORMANCE]
-SAMPLE = daily_sample(VARIANTS)
-"""A golden file says all of every variant, every day."""
-
-
-def build(name: str, performance_mode: bool = False) -> Any:
-    return recipes.get(name).pretrain_recipe(dir="/runs", name="golden", performance_mode=performance_mode)
-
-
-built = functools.cache(build)
+PRETRAINING = [Variant(name) for name in NAMES] + [Variant(name, performance=True) for name in PERFORMANCE]
+FINETUNING = [
+    Variant(name, scheme, performance)
+    for name in FINETUNED
+    for scheme in ("lora", "none")
+    for performance in ((False, True) if finetunes_faster(name) else (False,))
+]
+built = functools.cache(Variant.build)
 """One tree for the tests that only read it."""
 
 
-@pytest.mark.parametrize(("name", "performance_mode"), VARIANTS)
-def test_a_recipe_says_what_its_golden_file_says(name: str, performance_mode: bool) -> None:
-    lines = [f"{path} = {format_value(value)}" for path, value in flatten(built(name, performance_mode)).items()]
-    text = "\n".join(lines) + "\n"
-    file = GOLDEN / f"{name}{'.performance' if performance_mode else ''}.txt"
+@pytest.mark.parametrize("variant", [*PRETRAINING, *FINETUNING], ids=str)
+def test_a_recipe_says_what_its_golden_file_says(variant):
+    text = "".join(f"{path} = {format_value(value)}\n" for path, value in flatten(built(variant)).items())
     if os.environ.get("NEMO2_REWRITE_GOLDEN"):
-        file.write_text(text)
-    assert text == file.read_text()
+        variant.golden.write_text(text)
+    assert text == variant.golden.read_text()
 
 
-def test_every_golden_file_belongs_to_a_recipe() -> None:
-    expected = {f"{name}{'.performance' if mode else ''}.txt" for name, mode in VARIANTS}
-    assert {file.name for file in GOLDEN.iterdir()} == expected
+@pytest.mark.parametrize("variants", [PRETRAINING, FINETUNING], ids=["pre-training", "fine-tuning"])
+def test_every_golden_file_belongs_to_a_recipe(variants):
+    assert {*variants[0].golden.parent.iterdir()} == {variant.golden for variant in variants}
 
 
-@pytest.mark.parametrize(("name", "performance_mode"), SAMPLE)
-def test_a_recipe_travels_as_text_and_comes_back_equal(name: str, performance_mode: bool) -> None:
-    from nemo_run.core.serialization.zlib_json import ZlibJSONSerializer
-
-    recipe = built(name, performance_mode)
+# A golden file says all of every variant, every day.
+@pytest.mark.parametrize("variant", [*daily_sample(PRETRAINING), *daily_sample(FINETUNING)], ids=str)
+def test_a_recipe_is_legal_as_it_ships_travels_as_text_and_comes_back_equal(variant):
+    recipe, wire = built(variant), ZlibJSONSerializer()
+    assert find_problems(recipe) == []
     check_serialisable(recipe)
     assert same_tree(from_json(to_json(recipe)), recipe)
-    wire = ZlibJSONSerializer()
     assert same_tree(wire.deserialize(wire.serialize(recipe)), recipe)
 
 
-def test_recipes_build_offline(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_recipes_build_offline(monkeypatch):
     for name in NAMES:
-        built(name)  # imports
+        built(Variant(name))  # imports
 
     def refuse(*_: Any, **__: Any) -> None:
         raise AssertionError("building a recipe opened a connection")
 
     monkeypatch.setattr(socket.socket, "connect", refuse)
     for name in NAMES:
-        build(name)
+        Variant(name).build()
 
 
 @pytest.mark.parametrize("name", daily_sample(PERFORMANCE))
-def test_performance_mode_may_be_applied_to_what_has_it_already(name: str) -> None:
-    assert same_tree(recipes.get(name).RECIPE.performance(build(name, True)), built(name, True))
+def test_performance_mode_may_be_applied_to_what_has_it_already(name):
+    fast = Variant(name, performance=True)
+    assert same_tree(recipes.get(name).RECIPE.performance(fast.build()), built(fast))
 
 
-def test_a_recipe_without_a_performance_mode_refuses_it() -> None:
+def test_a_recipe_without_a_performance_mode_refuses_it():
     name = next(name for name in NAMES if name not in PERFORMANCE)
     with pytest.raises(ValueError, match=f"{name} has no performance mode"):
-        build(name, performance_mode=True)
+        Variant(name, performance=True).build()
 
 
-@pytest.mark.parametrize(("name", "performance_mode"), SAMPLE)
-def test_a_recipe_passes_the_check_before_launch_as_it_ships(name: str, performance_mode: bool) -> None:
-    assert find_problems(built(name, performance_mode)) == []
-
-
-@pytest.mark.parametrize(("name", "performance_mode"), VARIANTS)
-def test_no_callback_is_there_twice_and_the_layout_divides_the_machines_and_the_batch(
-    name: str, performance_mode: bool
-) -> None:
-    recipe = built(name, performance_mode)
+@pytest.mark.parametrize("variant", PRETRAINING, ids=str)
+def test_no_callback_is_there_twice_and_the_layout_divides_the_machines_and_the_batch(variant):
+    recipe = built(variant)
     strategy, trainer, data = recipe.strategy, recipe.trainer, recipe.data
     classes = [fdl.get_callable(callback) for callback in trainer.callbacks]
     assert len(classes) == len(set(classes))
@@ -111,7 +133,7 @@ def test_no_callback_is_there_twice_and_the_layout_divides_the_machines_and_the_
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_facts_agree_with_the_model(name: str) -> None:
+def test_the_facts_agree_with_the_model(name):
     facts = recipes.get(name).RECIPE
     config = fdl.build(recipes.get(name).model().config)
     vocab_size = facts.vocabulary or facts.data["vocab_size"]

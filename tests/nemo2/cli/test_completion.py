@@ -13,7 +13,7 @@ import pytest
 from typer.main import get_command
 
 from nemo2.cli import completion
-from nemo2.cli.app import app, main
+from nemo2.cli.app import app
 
 
 @pytest.fixture(scope="module")
@@ -57,11 +57,11 @@ def offered(line: str) -> list[str]:
         ("--show-completion z", ["zsh"]),
     ],
 )
-def test_what_may_follow_is_offered(line: str, found: list[str], indexed: None) -> None:
+def test_what_may_follow_is_offered(line, found, indexed):
     assert sorted(offered(line)) == sorted(found)
 
 
-def test_every_path_that_is_offered_can_be_set(home: Path) -> None:
+def test_every_path_that_is_offered_can_be_set(home):
     from nemo2.config.overrides import _find
     from nemo2.recipes import llama_tiny
 
@@ -104,31 +104,27 @@ def index(recipe: str, *paths: str) -> None:
 
 
 @pytest.mark.parametrize("seconds", [0, 2, 90])
-def test_the_first_tab_waits_for_its_index_however_slow_the_machine_is(
-    seconds: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_first_tab_waits_for_its_index_however_slow_the_machine_is(seconds, tmp_path, monkeypatch):
     writer = Writer(monkeypatch, tmp_path, seconds=seconds)
     assert offered("show llama3_8b trainer.m") == ["trainer.max_steps="]
     assert writer.started[0][1:] == ["-c", "from nemo2.cli.completion import write_indexes; write_indexes('llama3_8b')"]
     assert offered("show llama3_8b trainer.m") == ["trainer.max_steps="] and len(writer.started) == 1
 
 
-def test_where_no_index_can_be_written_the_parts_are_offered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_no_index_can_be_written_the_parts_are_offered(tmp_path, monkeypatch):
     writer = Writer(monkeypatch, tmp_path)
     assert offered("show llama3_8b m") == ["model."]
     assert offered("show no_such_recipe m") == ["model."] and len(writer.started) == 1
 
 
-def test_after_an_update_the_index_of_before_answers_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_after_an_update_the_index_of_before_answers_meanwhile(tmp_path, monkeypatch):
     writer = Writer(monkeypatch, tmp_path)
     index("llama3_8b", "trainer.max_steps")
     monkeypatch.setattr("nemo2.__version__", "99.0")
     assert offered("show llama3_8b trainer.m") == ["trainer.max_steps="] and len(writer.started) == 1
 
 
-def test_a_process_writes_the_asked_index_first_and_one_of_them_all_the_others(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_process_writes_the_asked_index_first_and_one_of_them_all_the_others(tmp_path, monkeypatch):
     written: list[str] = []
     monkeypatch.setenv("NEMO_HOME", str(tmp_path))
     monkeypatch.setattr("nemo2.recipes._shipped.names", lambda: ["a", "b", "c", "d"])
@@ -145,14 +141,14 @@ def test_a_process_writes_the_asked_index_first_and_one_of_them_all_the_others(
     assert written == ["b", "a", "d"]
 
 
-def test_runs_are_offered_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runs_are_offered_by_name(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "runs" / "first" / "2026-01-01").mkdir(parents=True)
     (tmp_path / "runs" / "first" / "2026-01-01" / "recipe.json").touch()
     assert offered("generate fi") == offered("runs report fi") == ["first"]
 
 
-def test_a_completion_imports_no_torch(home: Path) -> None:
+def test_a_completion_imports_no_torch(home):
     code = (
         "import sys; from nemo2.cli import main; code = main(['__complete', 'pretrain', 'llama_tiny', 'trainer.max_s']);"
         "sys.exit(code or any(m in sys.modules for m in ('torch', 'nemo_run', 'lightning', 'fiddle')))"
@@ -170,12 +166,9 @@ def test_a_completion_imports_no_torch(home: Path) -> None:
         ("nemo2 pretrain ", "llama_tiny"),
     ],
 )
-def test_bash_completes_the_word_before_the_cursor(
-    line: str, reply: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_bash_completes_the_word_before_the_cursor(line, reply, tmp_path, monkeypatch, command):
     writer = Writer(monkeypatch, tmp_path)
-    assert main(["--show-completion", "bash"]) == 0
-    script = capsys.readouterr().out
+    script = command("--show-completion bash").out
     assert len(writer.started) == 1, "indexes are made when the script is installed"
     monkeypatch.undo()
     stub = """
@@ -203,7 +196,7 @@ def test_bash_completes_the_word_before_the_cursor(
         ("", ""),
     ],
 )
-def test_zsh_asks_for_the_word_without_its_quotes_and_has_zsh_quote_the_answer(typed: str, asked: str) -> None:
+def test_zsh_asks_for_the_word_without_its_quotes_and_has_zsh_quote_the_answer(typed, asked):
     stubs = """
     nemo2() { print -r -- "$3|${@[-1]}|." }
     compadd() { print -r -- "$@" }
@@ -216,7 +209,7 @@ def test_zsh_asks_for_the_word_without_its_quotes_and_has_zsh_quote_the_answer(t
 
 
 @pytest.mark.skipif(which("fish") is None, reason="fish is not installed")
-def test_fish_asks_for_the_word_without_its_quotes(tmp_path: Path) -> None:
+def test_fish_asks_for_the_word_without_its_quotes(tmp_path):
     stub = "function nemo2; printf '%s\\n' $argv[-1]max_steps=; end"
     line = "nemo2 show llama_tiny trainer.callbacks\\[0\\]."
     ask = f"{stub}\n{completion.SCRIPTS['fish']}\ncomplete -C {shlex.quote(line)}"
@@ -227,7 +220,7 @@ def test_fish_asks_for_the_word_without_its_quotes(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(which("fish") is None, reason="fish is not installed")
 @pytest.mark.parametrize(("known", "offered"), [("recipe", ["recipe"]), ("", ["report.py"])])
-def test_fish_offers_files_only_where_nemo2_offers_nothing(known: str, offered: list[str], tmp_path: Path) -> None:
+def test_fish_offers_files_only_where_nemo2_offers_nothing(known, offered, tmp_path):
     (tmp_path / "report.py").touch()
     stub = f"function nemo2; test -n '{known}'; and echo '{known}'; end"
     ask = f"{stub}\n{completion.SCRIPTS['fish']}\ncomplete -C 'nemo2 show re'"
