@@ -25,6 +25,7 @@ from nemo2.checkpoint.foreign_files import MOST_BYTES, read_json, read_object, r
 from nemo2.checkpoint.paths import HUGGING_FACE, checkpoint_at, folder_of
 from nemo2.config.aliases import parameter_names
 from nemo2.config.capture import captured_arguments, changed_since_made
+from nemo2.config.provenance import adjustments
 from nemo2.config.requested import explicit_fields
 from nemo2.data.tokenizer_files import FIELDS, files_of
 from nemo2.errors import CheckpointError, ConfigError, SecurityError
@@ -38,6 +39,8 @@ TOKENIZER_FILES = "tokenizer"
 RELEASE = "release.json"
 MANAGED = {field.name for managed in (ParallelismConfig, DtypeConfig) for field in dataclasses.fields(managed)}
 """Fields of a model's configuration that the strategy and the precision plugin write."""
+_OF_WEIGHTS = {"seq_length", "moe_grouped_gemm"}
+"""Fields that nemo2 adjusts and that decide the shapes of weights: of learned positions, and of experts with adapters."""
 _PLAIN = (bool, int, float, str, torch.dtype, type(None))
 
 
@@ -186,7 +189,8 @@ def described(obj: Any, *, without: Collection[str] = ()) -> Any:
         return {key: described(value) for key, value in obj.items()}
     arguments = captured_arguments(obj)
     if arguments is not None:
-        managed = MANAGED | getattr(obj, "adjustments", {}).keys()
+        adjusted = {name for name, steps in adjustments(obj).items() if steps[-1].by == "nemo2"}
+        managed = MANAGED | adjusted - _OF_WEIGHTS
         for name in changed_since_made(obj, arguments):
             value = getattr(obj, name, None)
             is_describable = isinstance(value, _PLAIN) or captured_arguments(value) is not None
