@@ -19,30 +19,21 @@ def save(
     **run: Any,
 ) -> str:
     """A checkpoint, trained for a step. Returns its path."""
-    from nemo2.checkpoint.auto_resume import AutoResume, RestoreConfig
-    from nemo2.checkpoint.model_checkpoint import ModelCheckpoint
-    from nemo2.data.mock import MockDataModule
     from nemo2.llm import api
-    from nemo2.training.run_dir.logger import NeMoLogger
 
     small_runs.release()
-    small_runs.quiet()
     tokenizer = small_chats.make_tokenizer(Path(directory) / "tokenizer", chat_template)
     options = {"seq_length": seq_length, "vocab_size": None, "gated_linear_unit": True}
     model = small_runs.build_llama(**options, **run.pop("config", {}))
     model.tokenizer = tokenizer
-    data = MockDataModule(
-        seq_length=seq_length, tokenizer=tokenizer, micro_batch_size=2, global_batch_size=4, num_workers=0
+    parts = small_runs.run_arguments(
+        directory,
+        max_steps=1,
+        model=model,
+        data=small_runs.random_bytes(seq_length=seq_length, tokenizer=tokenizer, global_batch_size=4),
+        checkpoints=small_runs.keep(save_last=True, save_optim_on_train_end=False),
+        **run,
     )
-    keep = ModelCheckpoint(filename="{step}", verbose=False)
-    base = run.pop("base", None)
-    parts = {
-        "model": model,
-        "data": data,
-        "trainer": small_runs.build_trainer(max_steps=1, trainer={"limit_val_batches": 0}, **run),
-        "log": NeMoLogger(name="tiny", log_dir=directory, ckpt=keep, use_datetime_version=False),
-        "resume": AutoResume(restore_config=RestoreConfig(path=base) if base else None),
-    }
     place = api.finetune(**parts, peft=transform) if transform is not None else api.pretrain(**parts)
     small_runs.release()
     return str(place)

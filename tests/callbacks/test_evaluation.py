@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from nemo2.callbacks import EvaluationCallback
-from nemo2.errors import ConfigError
 from support import small_runs
 
 TEXTS = {"short.txt": "def main():\n", "long.txt": "for line in sys.stdin: print(line.rstrip()) # ä\n" * 3}
@@ -25,29 +24,24 @@ def train(directory: str, *, evaluated: bool = True, **strategy: Any) -> dict[st
     import torch
 
     from nemo2 import llm
-    from nemo2.checkpoint.model_checkpoint import ModelCheckpoint
-    from nemo2.data.mock import MockDataModule
-    from nemo2.data.tokenizer import ByteTokenizer
-    from nemo2.training.run_dir.logger import NeMoLogger
 
     small_runs.release()
-    small_runs.quiet()
     torch.manual_seed(1234)
-    data = MockDataModule(
-        seq_length=small_runs.SEQ, tokenizer=ByteTokenizer(), micro_batch_size=2, global_batch_size=8, num_workers=0
-    )
+    data = small_runs.random_bytes()
     model = small_runs.build_llama(vocab_size=None, distributed=True, hidden_dropout=0.1)
     model.tokenizer = data.tokenizer
     recorder = small_runs.Recorder()
-    files = [f"{directory}/{name}" for name in TEXTS]
-    measure = EvaluationCallback(every_n_steps=2, texts=files)
-    options = {"pipeline_dtype": torch.float32} | strategy
-    trainer = small_runs.build_trainer(max_steps=3, trainer={"limit_val_batches": 0}, **options)
-    trainer.callbacks += [recorder, *([measure] if evaluated else [])]
-    name = f"{'with' if evaluated else 'without'}-{trainer.world_size}-{len(strategy)}-{'-'.join(strategy)}"
-    keep = ModelCheckpoint(filename="{step}", verbose=False)
-    log = NeMoLogger(name=name, log_dir=directory, ckpt=keep, use_datetime_version=False)
-    place = llm.pretrain(model=model, data=data, trainer=trainer, log=log)
+    measure = EvaluationCallback(every_n_steps=2, texts=[f"{directory}/{name}" for name in TEXTS])
+    parts = small_runs.run_arguments(
+        directory,
+        model=model,
+        data=data,
+        name=f"{evaluated}-{torch.distributed.get_world_size()}-{'-'.join(strategy)}",
+        max_steps=3,
+        callbacks=[recorder, *([measure] if evaluated else [])],
+        **{"pipeline_dtype": torch.float32} | strategy,
+    )
+    trainer, place = parts["trainer"], llm.pretrain(**parts)
     metrics = {name: float(value) for name, value in trainer.callback_metrics.items() if "evaluation/" in name}
     return {"losses": recorder.losses, "metrics": metrics, "place": str(place)}
 
@@ -77,13 +71,13 @@ def runs(run_on_ranks: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[st
     return found
 
 
-def test_training_is_the_same_as_without(runs: dict[str, Any]) -> None:
+def test_training_is_the_same_as_without(runs):
     assert runs["one process"][0]["losses"] == runs["without"]["losses"]
     assert runs["without"]["metrics"] == {}
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_the_figures_are_those_of_the_checkpoint_of_that_step(runs: dict[str, Any], layout: str) -> None:
+def test_the_figures_are_those_of_the_checkpoint_of_that_step(runs, layout):
     expected = runs["after"][layout]
     assert len(expected) == 4
     for rank in runs[layout]:
@@ -96,7 +90,7 @@ def test_the_figures_are_those_of_the_checkpoint_of_that_step(runs: dict[str, An
     )
 
 
-def test_figures_stand_in_the_report_beside_the_loss(runs: dict[str, Any]) -> None:
+def test_figures_stand_in_the_report_beside_the_loss(runs):
     place = Path(runs["one process"][0]["place"])
     [line] = [json.loads(line) for line in (place / "evaluations.jsonl").read_text().splitlines()]
     assert (
@@ -116,10 +110,6 @@ def ended(directory: str) -> dict[str, list[dict[str, Any]]]:
 
     from nemo2 import llm
     from nemo2.checkpoint.directory import read_manifest
-    from nemo2.checkpoint.model_checkpoint import ModelCheckpoint
-    from nemo2.data.mock import MockDataModule
-    from nemo2.data.tokenizer import ByteTokenizer
-    from nemo2.training.run_dir.logger import NeMoLogger
 
     class Stop(pl.Callback):
         def on_train_batch_start(self, trainer: Any, *rest: Any) -> None:
@@ -144,19 +134,16 @@ def ended(directory: str) -> dict[str, list[dict[str, Any]]]:
     found = {}
     for name, (max_steps, options, callbacks) in ends.items():
         small_runs.release()
-        small_runs.quiet()
-        data = MockDataModule(
-            seq_length=small_runs.SEQ, tokenizer=ByteTokenizer(), micro_batch_size=2, global_batch_size=8,
-            num_train_samples=160, num_val_samples=8, num_workers=0,
-        )  # fmt: skip
-        trainer = small_runs.build_trainer(max_steps=max_steps, trainer=options)
-        trainer.log_every_n_steps = 10
-        trainer.callbacks += [EvaluationCallback(texts=[f"{directory}/text.txt"]), *callbacks]
-        model = small_runs.build_llama(vocab_size=None, distributed=True)
-        model.tokenizer = data.tokenizer
-        keep = ModelCheckpoint(filename="{step}", verbose=False, every_n_train_steps=1000)
-        log = NeMoLogger(name=name, log_dir=directory, ckpt=keep, use_datetime_version=False)
-        run = llm.pretrain(model=model, data=data, trainer=trainer, log=log)
+        parts = small_runs.run_arguments(
+            directory,
+            name=name,
+            data=small_runs.random_bytes(num_train_samples=160, num_val_samples=8),
+            checkpoints=small_runs.keep(save_last=True, every_n_train_steps=1000),
+            max_steps=max_steps,
+            trainer=options | {"log_every_n_steps": 10},
+            callbacks=[EvaluationCallback(texts=[f"{directory}/text.txt"]), *callbacks],
+        )
+        trainer, run = parts["trainer"], llm.pretrain(**parts)
         assert run.last_checkpoint is not None
         manifest = read_manifest(run.last_checkpoint)
         assert manifest is not None and manifest.step == trainer.global_step
@@ -164,7 +151,7 @@ def ended(directory: str) -> dict[str, list[dict[str, Any]]]:
     return found
 
 
-def test_the_last_step_is_evaluated_and_logged_whatever_ends_training(run_on_ranks: Any, tmp_path: Path) -> None:
+def test_the_last_step_is_evaluated_and_logged_whatever_ends_training(run_on_ranks, tmp_path):
     for name, (*records, saved) in run_on_ranks(ended, 1, str(tmp_path), timeout=240)[0].items():
         logged = [record for record in records if "reduced_train_loss" in record]
         measured = [record for record in records if "evaluation/text.txt/loss" in record]
@@ -175,19 +162,3 @@ def test_the_last_step_is_evaluated_and_logged_whatever_ends_training(run_on_ran
         assert (
             saved["reduced_train_loss"] == pytest.approx(logged[0]["reduced_train_loss"]) and saved["global_step"] == 2
         )
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        ({}, "nothing to measure"),
-        ({"texts": ["a"], "every_n_steps": 0}, "every_n_steps=0: must be a whole number"),
-        ({"texts": ["a"], "at_end": False}, "would never run"),
-        ({"texts": ["a"], "max_batch_size": 0}, "max_batch_size=0"),
-        ({"tasks": ["a"], "limit": 0}, "limit=0"),
-        ({"tasks": ["a"], "num_fewshot": -1}, "num_fewshot=-1"),
-    ],
-)
-def test_settings_that_measure_nothing_are_refused(arguments: dict[str, Any], words: str) -> None:
-    with pytest.raises(ConfigError, match=words):
-        EvaluationCallback(**arguments)

@@ -19,6 +19,7 @@ from torch import nn
 
 from nemo2 import recipes
 from nemo2.checkpoint.untrusted import refuse_code_in_extra_states
+from nemo2.config import apply_overrides
 from nemo2.errors import CheckpointError, ConfigError
 from nemo2.mcore.parallel.megatron_parallel import MegatronParallel
 from nemo2.mcore.parallel.sharded_state import states_may_be_unpickled
@@ -51,24 +52,18 @@ def refused(recipe: str, rule: str, *, machine: Machine, **changes: Any) -> list
 
 @functools.cache
 def _in_format(recipe: str, **changes: Any) -> Any:
-    asked = recipes.get("llama3_8b").pretrain_recipe()
-    plugin: Any = type(asked.trainer.plugins)(MegatronMixedPrecision, precision="bf16-mixed")
-    if recipe == "nvfp4":
-        plugin.fp4, plugin.fp4_recipe = "e2m1", recipe
-    else:
-        plugin.fp8, plugin.fp8_recipe = "hybrid", recipe
-    asked.trainer.plugins = plugin
-    for path, value in changes.items():
-        owner: Any = asked
-        *parents, name = path.split("__")
-        for parent in parents:
-            owner = getattr(owner, parent)
-        setattr(owner, name, value)
-    return asked
+    requested = recipes.get("llama3_8b").pretrain_recipe()
+    plugin: Any = type(requested.trainer.plugins)(MegatronMixedPrecision, precision="bf16-mixed")
+    kind, number = ("fp4", "e2m1") if recipe == "nvfp4" else ("fp8", "hybrid")
+    apply_overrides(requested, [f"{path.replace('__', '.')}={value}" for path, value in changes.items()])
+    setattr(plugin, kind, number)
+    setattr(plugin, f"{kind}_recipe", recipe)
+    requested.trainer.plugins = plugin
+    return requested
 
 
 @each_format
-def test_a_format_that_a_version_has_goes_through_a_step(version: str, recipe: str) -> None:
+def test_a_format_that_a_version_has_goes_through_a_step(version, recipe):
     """Built, called and differentiated by Megatron-Core, with what our plugin lays into the model's configuration."""
     found = TABLES[version]["formats"][recipe]
     asked = ("step", "parameters_in_it", "recomputed")
@@ -79,7 +74,7 @@ def test_a_format_that_a_version_has_goes_through_a_step(version: str, recipe: s
 
 @pytest.mark.parametrize("gpu", ["8.0", "8.9", "9.0", "10.0", "12.0"])
 @some_formats
-def test_a_gpu_is_refused_where_the_version_refuses_it(version: str, recipe: str, gpu: str) -> None:
+def test_a_gpu_is_refused_where_the_version_refuses_it(version, recipe, gpu):
     major, _, minor = gpu.partition(".")
     machine = Machine(capability=(int(major), int(minor)), transformer_engine=version)
     ours = bool(refused(recipe, "gpu-has-the-format", machine=machine))
@@ -90,11 +85,11 @@ def test_a_gpu_is_refused_where_the_version_refuses_it(version: str, recipe: str
 
 @pytest.mark.parametrize("cuda", ["12.4", "12.8", "12.9", "13.0"])
 @each_format
-def test_a_cuda_is_refused_where_the_version_refuses_it(version: str, recipe: str, cuda: str) -> None:
+def test_a_cuda_is_refused_where_the_version_refuses_it(version, recipe, cuda):
     assert (what_is_lacking(recipe, cuda=cuda) is None) == (TABLES[version]["formats"][recipe]["cuda"][cuda] is None)
 
 
-def test_a_rank_refuses_block_scaling_under_an_older_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_refuses_block_scaling_under_an_older_cuda(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
     monkeypatch.setattr("nemo2.mcore.precision.has", lambda name: True)
@@ -108,7 +103,7 @@ def test_a_rank_refuses_block_scaling_under_an_older_cuda(monkeypatch: pytest.Mo
     plugin.check_hardware()
 
 
-def test_sizes_that_a_version_refuses_are_refused() -> None:
+def test_sizes_that_a_version_refuses_are_refused():
     """Our blocks are the largest of any version's: what some refuse isn't a multiple, and each multiple is taken by all."""
     for place, kind in enumerate(("tokens", "width")):
         for recipe, blocks in BLOCKS.items():
@@ -118,7 +113,7 @@ def test_sizes_that_a_version_refuses_are_refused() -> None:
 
 
 @pytest.mark.parametrize("recipe", BLOCKS)
-def test_a_recipe_of_other_sizes_is_refused(recipe: str) -> None:
+def test_a_recipe_of_other_sizes_is_refused(recipe):
     block, _ = BLOCKS[recipe]
     machine = Machine(capability=(10, 0))
     for length, told in ((block * 256 + 4, 1), (block * 256, 0)):
@@ -141,7 +136,7 @@ def state_of(version: str, recipe: str, core: str) -> torch.Tensor:
 
 @pytest.mark.parametrize("core", CORES)
 @each_format
-def test_a_real_state_is_found_to_be_data(version: str, recipe: str, core: str) -> None:
+def test_a_real_state_is_found_to_be_data(version, recipe, core):
     """As the version's own code saved it under each Megatron-Core, after a step."""
     state = {"layer._extra_state": state_of(version, recipe, core)}
     named = "safe_load_from_bytes" in state["layer._extra_state"].numpy().tobytes().decode("latin-1")
@@ -171,9 +166,7 @@ class Layer(nn.Module):
 
 
 @each_format
-def test_a_state_that_the_version_refuses_is_loaded_with_the_leave_that_we_give(
-    version: str, recipe: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_state_that_the_version_refuses_is_loaded_with_the_leave_that_we_give(version, recipe, monkeypatch):
     monkeypatch.delenv("NVTE_ALLOW_UNSAFE_PICKLE_EXTRA_STATE", raising=False)
     found, state = TABLES[version]["formats"][recipe], state_of(version, recipe, CORES[0])
     if (version, recipe) == ("2.8.0", "tensorwise"):
@@ -188,7 +181,7 @@ def test_a_state_that_the_version_refuses_is_loaded_with_the_leave_that_we_give(
         assert found[key] is None or "Refusing to load pickled" in found[key]
 
 
-def test_leave_ends_with_the_load_and_a_users_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_leave_ends_with_the_load_and_a_users_stays(monkeypatch):
     monkeypatch.setenv("NVTE_ALLOW_UNSAFE_PICKLE_EXTRA_STATE", "0")
     with pytest.raises(KeyError), states_may_be_unpickled():
         raise KeyError
@@ -197,39 +190,29 @@ def test_leave_ends_with_the_load_and_a_users_stays(monkeypatch: pytest.MonkeyPa
 
 # ----------------------------------------------------------------------------------------- attention over several ranks
 
-RECIPE_WITH = {"nothing": ("llama3_8b", {}), "a window": ("llama3_8b", {"window_size": (4095, 0)})}
-RECIPE_WITH["a learnt sink"] = ("llama3_8b", {"softmax_type": "learnable"})
+FIELDS_WITH: dict[str, dict[str, Any]] = {
+    "nothing": {},
+    "a window": {"window_size": (4095, 0)},
+    "a learnt sink": {"softmax_type": "learnable"},
+    "packed sequences": {},
+}
 
 
 @pytest.mark.parametrize("way", ["p2p", "all_gather", "a2a", None])
-@pytest.mark.parametrize("beside", RECIPE_WITH)
+@pytest.mark.parametrize("beside", FIELDS_WITH)
 @pytest.mark.parametrize("version", VERSIONS)
-def test_what_a_version_does_not_exchange_is_refused(version: str, beside: str, way: str | None) -> None:
-    name, fields = RECIPE_WITH[beside]
-    asked = recipes.get(name).pretrain_recipe()
-    asked.trainer.strategy.context_parallel_size = 2
-    for field, value in {**fields, "cp_comm_type": way}.items():
-        setattr(asked.model.config, field, value)
-    problems = find(asked, machine=Machine(transformer_engine=version))
+def test_what_a_version_does_not_exchange_is_refused(version, beside, way):
+    module, packed = recipes.get("llama3_8b"), beside == "packed sequences"
+    requested = module.finetune_recipe(packed_sequence=True) if packed else module.pretrain_recipe()
+    requested.trainer.strategy.context_parallel_size = 2
+    for field, value in {**FIELDS_WITH[beside], "cp_comm_type": way}.items():
+        setattr(requested.model.config, field, value)
+    problems = find(requested, machine=Machine(transformer_engine=version))
     ours = [one.message for one in problems if one.rule == "exchange-goes-with-the-attention"]
     words = TABLES[version]["attention"][beside][way or "p2p"]
     if beside == "a learnt sink" and words is not None and "no argument" in words:
         return  # Megatron-Core asks for the version first
     assert bool(ours) == (words is not None), (ours, words)
-
-
-@pytest.mark.parametrize("way", ["p2p", "all_gather", "a2a"])
-@pytest.mark.parametrize("version", VERSIONS)
-def test_packed_rows_are_refused_where_the_version_refuses_them(version: str, way: str, tmp_path: Any) -> None:
-    from nemo2 import llm
-
-    asked = recipes.get("llama3_8b").finetune_recipe(packed_sequence=True)
-    asked.trainer.strategy.context_parallel_size = 2
-    asked.model.config.cp_comm_type = way
-    assert llm is not None and asked.data.packed_sequence_specs is not None
-    problems = find(asked, machine=Machine(transformer_engine=version))
-    ours = [one.message for one in problems if one.rule == "exchange-goes-with-the-attention"]
-    assert bool(ours) == (TABLES[version]["attention"]["packed sequences"][way] is not None), ours
 
 
 SETTINGS_WITH: dict[str, dict[str, Any]] = {
@@ -253,7 +236,7 @@ OTHERWISE = {"a bias", "a mask of one's own", "dropout", "two context-parallel r
 
 @pytest.mark.parametrize("beside", SETTINGS_WITH)
 @pytest.mark.parametrize("version", VERSIONS)
-def test_a_back_end_that_a_version_does_not_leave_is_refused(version: str, beside: str) -> None:
+def test_a_back_end_that_a_version_does_not_leave_is_refused(version, beside):
     left = TABLES[version]["backends"][beside]
     if left is None:
         return  # before 2.8 the sinks are refused themselves
@@ -283,12 +266,12 @@ def _with_back_end(name: str, **changes: Any) -> Any:
     return asked
 
 
-def test_every_case_of_the_back_ends_is_asked_or_has_its_reason() -> None:
+def test_every_case_of_the_back_ends_is_asked_or_has_its_reason():
     cases = next(iter(TABLES.values()))["backends"].keys()
     assert cases == SETTINGS_WITH.keys() | OTHERWISE
 
 
-def test_layers_that_are_none_of_transformer_engines_are_refused_beside_it() -> None:
+def test_layers_that_are_none_of_transformer_engines_are_refused_beside_it():
     asked = _with_back_end("local")
     told = [one.message for one in find(asked, machine=Machine()) if one.rule == "back-end-is-left"]
     assert len(told) == 1 and "attention_backend=local with Transformer Engine's layers" in told[0]
@@ -300,7 +283,7 @@ def test_layers_that_are_none_of_transformer_engines_are_refused_beside_it() -> 
 
 
 @pytest.mark.parametrize("version", TABLES)
-def test_a_captured_step_of_each_format_goes_through_or_is_refused_before(version: str) -> None:
+def test_a_captured_step_of_each_format_goes_through_or_is_refused_before(version):
     found = TABLES[version]["graphs"]
     steps = ["bf16", "some layers in 16 bits", "norms recomputed", "a second run of the process"]
     steps += [recipe for recipe in BLOCKS if recipe in found]
@@ -314,7 +297,7 @@ def test_a_captured_step_of_each_format_goes_through_or_is_refused_before(versio
 
 
 @pytest.mark.parametrize("version", TABLES)
-def test_preconditions_of_a_capture_are_refusals_that_we_meet(version: str) -> None:
+def test_preconditions_of_a_capture_are_refusals_that_we_meet(version):
     """Without these refusals the meeting of them would be no test."""
     found = TABLES[version]["graphs"]
     assert all(
@@ -329,6 +312,6 @@ def test_preconditions_of_a_capture_are_refusals_that_we_meet(version: str) -> N
     assert set(TABLES[version]["exchange_groups"].values()) == {None}
 
 
-def test_tables_hold_all_that_was_asked() -> None:
+def test_tables_hold_all_that_was_asked():
     for table in TABLES.values():
         assert set(table["formats"]) == set(BLOCKS) and json.dumps(table["attention"])

@@ -273,8 +273,6 @@ def failing_after_a_save(directory: str, first: list[int]) -> list[str]:
     import lightning.pytorch as pl
     import torch
 
-    from nemo2.checkpoint.model_checkpoint import ModelCheckpoint
-
     small_runs.quiet()
     original, folder = background.Saves.finish, Path(directory)
     background.Saves.finish = lambda self, *, blocking: blocking and original(self, blocking=blocking)
@@ -288,7 +286,7 @@ def failing_after_a_save(directory: str, first: list[int]) -> list[str]:
                 _wait((folder / "step=1").exists)
             raise RuntimeError("the step failed")
 
-    keep = ModelCheckpoint(dirpath=directory, filename="{step}", save_last=False, verbose=False, every_n_train_steps=1)
+    keep = small_runs.keep(directory, every_n_train_steps=1, save_optim_on_train_end=False)
     with pytest.raises(RuntimeError, match="the step failed"):
         small_runs.fit(
             small_runs.build_llama(),
@@ -331,8 +329,6 @@ def with_a_stopped_writer(directory: str) -> tuple[list[str], str]:
     """Three steps that are saved in the background, while rank 1's first writer is stopped and its second killed."""
     import torch
 
-    from nemo2.checkpoint.model_checkpoint import ModelCheckpoint
-
     background.SILENCE_SECONDS = 2.0
     disturbances = [signal.SIGSTOP, signal.SIGKILL] if torch.distributed.get_rank() == 1 else []
     original = background._Process
@@ -346,9 +342,7 @@ def with_a_stopped_writer(directory: str) -> tuple[list[str], str]:
     background._Process = Disturbed
     said: list[str] = []
     background.rank_zero_info = lambda form, words: said.append(words)
-    keep = ModelCheckpoint(
-        dirpath=directory, filename="{step}", save_last=False, save_top_k=-1, verbose=False, every_n_train_steps=1
-    )
+    keep = small_runs.keep(directory, save_top_k=-1, every_n_train_steps=1)
     small_runs.fit(
         small_runs.build_llama(), max_steps=3, callbacks=[keep], tensor_model_parallel_size=2, ckpt_async_save=True
     )

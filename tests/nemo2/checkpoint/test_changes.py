@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A run that goes on with another recipe than its checkpoint's is told what has changed."""
 
-import dataclasses
 import html
 import json
 import os
@@ -13,40 +12,28 @@ import pytest
 from nemo2.checkpoint import changes
 from nemo2.errors import CheckpointError, DataError
 from support import small_runs
+from support.saved_checkpoints import saved
 
 
 def parts(
-    directory: str, *, max_steps: int = 4, model: Any = None, data: Any = None, optim: Any = None, precision: str = "32",
-    **resume: Any,
-):  # fmt: skip
+    directory: str,
+    *,
+    model: Any = None,
+    data: Any = None,
+    optim: Any = None,
+    accept_changes: bool = False,
+    **trainer: Any,
+) -> dict[str, Any]:
     from nemo2.checkpoint.auto_resume import AutoResume
-    from nemo2.checkpoint.model_checkpoint import ModelCheckpoint
-    from nemo2.data.mock import MockDataModule
-    from nemo2.data.tokenizer import ByteTokenizer
-    from nemo2.mcore.optim.megatron import MegatronOptimizerModule
-    from nemo2.training.run_dir.logger import NeMoLogger
 
-    built = small_runs.build_llama(**{"vocab_size": None, **(model or {})})
-    if optim:
-        built.optim = MegatronOptimizerModule(dataclasses.replace(built.optim.config, **optim))
-    given = {
-        "seq_length": small_runs.SEQ,
-        "micro_batch_size": 2,
-        "global_batch_size": 8,
-        "num_train_samples": 64,
-        "num_val_samples": 16,
-        "num_workers": 0,
-    }
-    return {
-        "model": built,
-        "data": MockDataModule(tokenizer=ByteTokenizer(), **given | (data or {})),
-        "trainer": small_runs.build_trainer(max_steps=max_steps, precision=precision),
-        "log": NeMoLogger(
-            name="tiny", log_dir=directory, use_datetime_version=False,
-            ckpt=ModelCheckpoint(every_n_train_steps=2, save_optim_on_train_end=True, save_top_k=-1, verbose=False),
-        ),
-        "resume": AutoResume(resume_if_exists=True, resume_ignore_no_checkpoint=True, **resume),
-    }  # fmt: skip
+    return small_runs.run_arguments(
+        directory,
+        model=small_runs.build_llama(**{"vocab_size": None, "optimizer": optim, **(model or {})}),
+        data=small_runs.random_bytes(**(data or {})),
+        checkpoints=small_runs.keep(every_n_train_steps=2, save_top_k=-1),
+        resume=AutoResume(resume_if_exists=True, resume_ignore_no_checkpoint=True, accept_changes=accept_changes),
+        **trainer,
+    )
 
 
 def resumed_with_changes(directory: str) -> dict[str, Any]:
@@ -157,7 +144,6 @@ def resuming(tmp_path):
     from types import SimpleNamespace
 
     from nemo2.checkpoint.changes import changes_since, inputs_of, settings_of
-    from nemo2.checkpoint.directory import Manifest, publish, temporary_name
 
     checkpoint = tmp_path / "step=2"
 
@@ -170,9 +156,7 @@ def resuming(tmp_path):
         if checkpoint.exists():
             return changes_since(checkpoint, trainer)
         settings = json.loads(json.dumps(settings_of(trainer) | inputs_of(trainer)))
-        temporary = temporary_name(checkpoint)
-        temporary.mkdir()
-        publish(temporary, checkpoint, Manifest(step=2, consumed_samples=0, layout={}, settings=settings))
+        saved(checkpoint, 2, settings=settings)
 
     return find
 

@@ -37,21 +37,18 @@ def train(log_dir: str, max_steps: int, *callbacks: Any, asynchronous: bool = Tr
     import nemo2 as nl
     from nemo2.llm import api
 
-    small_runs.quiet()
-    keep = nl.ModelCheckpoint(
-        filename="{step}", save_last=False, save_top_k=-1, every_n_train_steps=1, save_optim_on_train_end=True
+    keep = small_runs.keep(save_top_k=-1, every_n_train_steps=1)
+    parts = small_runs.run_arguments(
+        log_dir,
+        model=small_runs.build_llama(),
+        data=small_runs.TokenData(),
+        max_steps=max_steps,
+        callbacks=callbacks,
+        tensor_model_parallel_size=2,
+        ckpt_async_save=asynchronous,
     )
-    return Path(
-        api.pretrain(
-            model=small_runs.build_llama(),
-            data=small_runs.TokenData(),
-            trainer=small_runs.build_trainer(
-                max_steps=max_steps, callbacks=callbacks, tensor_model_parallel_size=2, ckpt_async_save=asynchronous
-            ),
-            log=nl.NeMoLogger(log_dir=log_dir, name="run", ckpt=keep, tensorboard=None),
-            resume=nl.AutoResume(resume_if_exists=True, resume_ignore_no_checkpoint=True),
-        )
-    )
+    parts["log"] = nl.NeMoLogger(log_dir=log_dir, name="run", ckpt=keep, tensorboard=None)  # a version for each start
+    return Path(api.pretrain(**parts))
 
 
 def killed(log_dir: str, at: str) -> None:

@@ -37,12 +37,6 @@ def fit(kind: str, *, tokens: int = TOKENS, precision: str = "32", **options: An
     return small_runs.fit(model, max_steps=3, precision=precision, **strategy, **options)
 
 
-def keeping(directory: str) -> Any:
-    from nemo2.checkpoint.model_checkpoint import ModelCheckpoint
-
-    return ModelCheckpoint(dirpath=directory, filename="{step}", every_n_train_steps=2, save_top_k=-1, save_last=False)
-
-
 def saving_at_start(again: str) -> Any:
     import lightning.pytorch as pl
 
@@ -55,7 +49,7 @@ def saving_at_start(again: str) -> Any:
 
 def there_and_back(directory: str, kind: str) -> None:
     """Two tensor-parallel ranks save; the other strategy, which cuts no tensors, loads and saves; and that is loaded back."""
-    fit("distributed", callbacks=[keeping(f"{directory}/cut")])
+    fit("distributed", callbacks=[small_runs.keep(f"{directory}/cut", every_n_train_steps=2, save_top_k=-1)])
     fit(kind, ckpt_path=f"{directory}/cut/step=2", callbacks=[saving_at_start(f"{directory}/whole")])
     fit("distributed", ckpt_path=f"{directory}/whole", callbacks=[saving_at_start(f"{directory}/back")])
 
@@ -87,7 +81,7 @@ def another_vocabulary(directory: str) -> dict[str, Any]:
     logging.getLogger("nemo2").addHandler(Told())
     path = f"{directory}/step=2"
     found: dict[str, Any] = {}
-    fit("cut", callbacks=[keeping(directory)])
+    fit("cut", callbacks=[small_runs.keep(directory, every_n_train_steps=2, save_top_k=-1)])
     for kind in KINDS:
         with pytest.raises(CheckpointError) as caught:
             fit(kind, tokens=TOKENS + 30, ckpt_path=path)

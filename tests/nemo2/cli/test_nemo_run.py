@@ -31,45 +31,30 @@ def entry_points_of_this_checkout(folder: Path) -> Path:
     return folder
 
 
-def nemo(
-    *arguments: str, home: Path, commands: dict[str, str], task: str = "pretrain"
+def run(
+    words: list[str], folder: Path, commands: dict[str, str], path: str = str(ROOT)
 ) -> subprocess.CompletedProcess[str]:
+    variables = {"NEMORUN_HOME": str(folder), "INCLUDE_WORKSPACE_FILE": "false", "COLUMNS": "200", "PYTHONPATH": path}
     return subprocess.run(
-        ["nemo", "llm", task, "--factory", "llama_tiny", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=240,
-        cwd=home,
-        env=os.environ
-        | commands
-        | {"NEMORUN_HOME": str(home), "INCLUDE_WORKSPACE_FILE": "false", "COLUMNS": "200"}
-        | {"PYTHONPATH": os.pathsep.join((str(entry_points_of_this_checkout(home)), str(ROOT)))},
-    )
+        [*words, "--dryrun", "--yes"], capture_output=True, text=True, timeout=240, cwd=folder,
+        env=os.environ | commands | variables,
+    )  # fmt: skip
 
 
-def test_nemo_runs_own_command_finds_a_recipe_and_applies_overrides(tmp_path, warm_commands):
-    done = nemo(
-        "trainer.max_steps=7",
-        "strategy.sequence_parallel=False",
-        "--dryrun",
-        "--yes",
-        home=tmp_path,
-        commands=warm_commands,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "max_steps: 7" in done.stdout and "sequence_parallel: False" in done.stdout
-
-
-def test_nemo_runs_own_command_fails_on_a_typing_error(tmp_path, warm_commands):
-    done = nemo("trainer.max_step=7", "--dryrun", "--yes", home=tmp_path, commands=warm_commands)
-    assert done.returncode != 0
-    assert "max_steps" in done.stdout + done.stderr
-
-
-def test_nemo_runs_own_command_finds_a_recipe_of_fine_tuning_under_the_same_name(tmp_path, warm_commands):
-    done = nemo("peft.dim=4", "--dryrun", "--yes", home=tmp_path, commands=warm_commands, task="finetune")
-    assert done.returncode == 0, done.stderr
-    assert "peft: LoRA" in done.stdout and "dim: 4" in done.stdout
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("pretrain trainer.max_steps=7 strategy.sequence_parallel=False", ["max_steps: 7", "sequence_parallel: False"]),
+        ("finetune peft.dim=4", ["peft: LoRA", "dim: 4"]),
+        ("pretrain trainer.max_step=7", ["max_steps"]),
+    ],
+)
+def test_nemo_runs_own_command_finds_a_recipe_and_applies_overrides_or_fails(tmp_path, warm_commands, line, words):
+    task, *overrides = line.split()
+    path = os.pathsep.join((str(entry_points_of_this_checkout(tmp_path)), str(ROOT)))
+    done = run(["nemo", "llm", task, "--factory", "llama_tiny", *overrides], tmp_path, warm_commands, path)
+    assert (done.returncode == 0) is ("max_step=" not in line), done.stderr
+    assert all(word in done.stdout + done.stderr for word in words)
 
 
 SCRIPT = """
@@ -83,30 +68,12 @@ if __name__ == "__main__":
 def test_a_script_of_ones_own_finds_recipes_and_parts_and_its_exit_code_tells_the_truth(tmp_path, warm_commands):
     (tmp_path / "script.py").write_text(SCRIPT)
 
-    def script(*arguments: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [
-                "python",
-                "script.py",
-                "--factory",
-                "llama_tiny(num_gpus_per_node=4)",
-                "--dryrun",
-                "--yes",
-                *arguments,
-            ],
-            capture_output=True,
-            text=True,
-            timeout=240,
-            cwd=tmp_path,
-            env=os.environ
-            | warm_commands
-            | {"NEMORUN_HOME": str(tmp_path), "INCLUDE_WORKSPACE_FILE": "false", "PYTHONPATH": str(ROOT)},
-        )
-
-    done = script("optim=distributed_fused_adam_with_cosine_annealing(max_lr=0.02)", "trainer.plugins=fp16_mixed")
+    words = ["python", "script.py", "--factory", "llama_tiny(num_gpus_per_node=4)"]
+    optim = "optim=distributed_fused_adam_with_cosine_annealing(max_lr=0.02)"
+    done = run([*words, optim, "trainer.plugins=fp16_mixed"], tmp_path, warm_commands)
     assert done.returncode == 0, done.stderr
     assert all(words in done.stdout for words in ("devices: 4", "lr: 0.02", "precision: '16-mixed'")), done.stdout
-    broken = script("trainer.max_stepss=3")
+    broken = run([*words, "trainer.max_stepss=3"], tmp_path, warm_commands)
     assert broken.returncode == 1 and "did you mean 'max_steps'" in broken.stderr
 
 
@@ -114,7 +81,7 @@ def parsed(factory: Any, *overrides: str, of: Any = llm.pretrain) -> Any:
     return HonestRunContext(name="asked", factory=factory).parse_fn(of, list(overrides))
 
 
-def test_a_recipe_takes_the_arguments_of_its_factory_and_parts_by_name() -> None:
+def test_a_recipe_takes_the_arguments_of_its_factory_and_parts_by_name():
     assert parsed("llama3_70b(num_nodes=128)").trainer.num_nodes == 128
     assert fdl.get_callable(parsed("llama3_8b", of=llm.validate)) is llm.validate
     tuned = parsed("llama3_8b", "peft=dora", "peft.dim=16", of=llm.finetune)
@@ -127,7 +94,7 @@ def test_a_recipe_takes_the_arguments_of_its_factory_and_parts_by_name() -> None
         parsed("llama3_8bb")
 
 
-def test_functions_of_a_script_are_found_by_their_names(monkeypatch) -> None:
+def test_functions_of_a_script_are_found_by_their_names(monkeypatch):
     def of_my_own() -> Any:
         recipe = llm.llama3_8b.pretrain_recipe()
         recipe.trainer.max_steps = 11
@@ -152,7 +119,7 @@ def test_functions_of_a_script_are_found_by_their_names(monkeypatch) -> None:
         context.parse_executor("somewhere")
 
 
-def test_torchrun_starts_as_many_ranks_as_the_recipe_has_devices(monkeypatch, capsys) -> None:
+def test_torchrun_starts_as_many_ranks_as_the_recipe_has_devices(monkeypatch, capsys):
     launched = []
     monkeypatch.setattr("torch.cuda.device_count", lambda: 8)
     monkeypatch.setattr(
@@ -165,7 +132,7 @@ def test_torchrun_starts_as_many_ranks_as_the_recipe_has_devices(monkeypatch, ca
     assert "devices: 4" in capsys.readouterr().out
 
 
-def test_the_commands_have_nemos_names() -> None:
+def test_the_commands_have_nemos_names():
     listed = {command.__name__: name for name, command in COMMANDS.items()}
     assert listed["import_ckpt"] == "import" and listed["export_ckpt"] == "export"
     assert {"pretrain", "finetune", "train", "validate", "generate", "distill", "prune", "ptq", "deploy"} < set(

@@ -11,38 +11,17 @@ from support import small_runs
 STEPS = 4
 
 
-def parts(directory: str, *, max_steps: int, tensor: int = 1, resume: Any = None, **config: Any) -> dict[str, Any]:
-    from nemo2.checkpoint.auto_resume import AutoResume
+def parts(directory: str, *, max_steps: int, resume: Any = None, **config: Any) -> dict[str, Any]:
     from nemo2.checkpoint.model_checkpoint import ModelCheckpoint
-    from nemo2.data.mock import MockDataModule
-    from nemo2.data.tokenizer import ByteTokenizer
-    from nemo2.training.run_dir.logger import NeMoLogger
 
-    small_runs.quiet()
-    model = small_runs.build_llama(**config, vocab_size=None)
-    data = MockDataModule(
-        seq_length=small_runs.SEQ,
-        tokenizer=ByteTokenizer(),
-        micro_batch_size=2,
-        global_batch_size=8,
-        num_train_samples=64,
-        num_val_samples=16,
-        num_workers=0,
-    )
-    trainer = small_runs.build_trainer(
+    return small_runs.run_arguments(
+        directory,
+        model=small_runs.build_llama(**config, vocab_size=None),
+        checkpoints=ModelCheckpoint(every_n_train_steps=2, save_top_k=-1, verbose=False),
+        resume=resume,
         max_steps=max_steps,
-        tensor_model_parallel_size=tensor,
         trainer={"limit_val_batches": 1, "val_check_interval": 2},
     )
-    keep = ModelCheckpoint(every_n_train_steps=2, save_top_k=-1, verbose=False)
-    log = NeMoLogger(name="tiny", log_dir=directory, ckpt=keep, use_datetime_version=False)
-    return {
-        "model": model,
-        "data": data,
-        "trainer": trainer,
-        "log": log,
-        "resume": resume or AutoResume(resume_if_exists=True, resume_ignore_no_checkpoint=True),
-    }
 
 
 def trained(directory: str) -> dict[str, Any]:

@@ -12,39 +12,20 @@ STEPS = 4
 PROMPTS = ["def main("]
 
 
-def parts(directory: str, *, max_steps: int, base: str | None = None, **strategy: Any) -> dict[str, Any]:
-    from nemo2.checkpoint.auto_resume import AutoResume, RestoreConfig
-    from nemo2.checkpoint.model_checkpoint import ModelCheckpoint
-    from nemo2.data.mock import MockDataModule
-    from nemo2.data.tokenizer import ByteTokenizer
-    from nemo2.training.run_dir.logger import NeMoLogger
-
+def parts(directory: str, *, max_steps: int, base: str | None = None) -> dict[str, Any]:
     small_runs.release()
-    small_runs.quiet()
+    data = small_runs.random_bytes()
     model = small_runs.build_llama(distributed=True, vocab_size=None, gated_linear_unit=True, num_query_groups=4)
-    model.tokenizer = ByteTokenizer()
-    data = MockDataModule(
-        seq_length=small_runs.SEQ,
-        tokenizer=ByteTokenizer(),
-        micro_batch_size=2,
-        global_batch_size=8,
-        num_train_samples=64,
-        num_val_samples=16,
-        num_workers=0,
+    model.tokenizer = data.tokenizer
+    return small_runs.run_arguments(
+        directory,
+        model=model,
+        data=data,
+        base=base,
+        checkpoints=small_runs.keep(every_n_train_steps=2, save_top_k=-1),
+        max_steps=max_steps,
+        callbacks=[small_runs.Recorder()],
     )
-    options = {"tensor_model_parallel_size": 1} | strategy
-    trainer = small_runs.build_trainer(max_steps=max_steps, trainer={"limit_val_batches": 0}, **options)
-    recorder = small_runs.Recorder()
-    trainer.callbacks.append(recorder)
-    keep = ModelCheckpoint(every_n_train_steps=2, save_top_k=-1, verbose=False, save_optim_on_train_end=True)
-    restore = RestoreConfig(path=base) if base else None
-    return {
-        "model": model,
-        "data": data,
-        "trainer": trainer,
-        "log": NeMoLogger(name="tiny", log_dir=directory, ckpt=keep, use_datetime_version=False),
-        "resume": AutoResume(resume_if_exists=True, resume_ignore_no_checkpoint=True, restore_config=restore),
-    }
 
 
 def method(kind: str = "LoRA") -> Any:
@@ -95,10 +76,8 @@ def one_process(directory: str) -> dict[str, Any]:
             refusal(found[kind]["place"], str(merged)),  # there is something already
             refusal(str(merged), f"{directory}/{kind} twice"),
         ]
-        texts = {}
-        for name, path in (("adapter", last), ("merged", merged), ("base", base)):
-            texts[name] = answers(str(path))
-        found[kind]["answers"] = texts
+        paths = {"adapter": last, "merged": merged, "base": base}
+        found[kind]["answers"] = {name: answers(str(path)) for name, path in paths.items()}
     # Stopped after two steps and resumed from adapters and base.
     found["stopped"] = run(f"{directory}/again", max_steps=2, base=base)["losses"]
     found["resumed"] = run(f"{directory}/again", max_steps=STEPS, base=base)["losses"]
@@ -121,9 +100,7 @@ def in_two_ranks(paths: dict[str, str]) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def runs(run_on_ranks, tmp_path_factory) -> dict[str, Any]:
-    directory = str(tmp_path_factory.mktemp("finetuned"))
-    one = run_on_ranks(one_process, 1, directory, timeout=240)[0]
-    return one
+    return run_on_ranks(one_process, 1, str(tmp_path_factory.mktemp("finetuned")), timeout=240)[0]
 
 
 @pytest.mark.parametrize("kind", ["LoRA", "DoRA"])

@@ -44,16 +44,12 @@ def write_data(root: Path) -> None:
 
 
 def run(directory: str, *, base: str | None, kind: str | None, packed: bool, dies_after: int | None = None) -> Watch:
-    from nemo2.checkpoint.auto_resume import AutoResume, RestoreConfig
-    from nemo2.checkpoint.model_checkpoint import ModelCheckpoint
     from nemo2.data.finetuning.module import FineTuningDataModule
     from nemo2.data.finetuning.packing import PackedSequenceSpecs
     from nemo2.data.tokenizer import ByteTokenizer
     from nemo2.llm import api, peft
-    from nemo2.training.run_dir.logger import NeMoLogger
 
     small_runs.release()
-    small_runs.quiet()
     model = small_runs.build_llama(
         distributed=True, vocab_size=None, gated_linear_unit=True, seq_length=SEQ, schedule=small_runs.cosine(STEPS)
     )
@@ -69,21 +65,15 @@ def run(directory: str, *, base: str | None, kind: str | None, packed: bool, die
         packed_sequence_specs=PackedSequenceSpecs(SEQ) if packed else None,
     )
     watch = Watch(dies_after)
-    trainer = small_runs.build_trainer(max_steps=STEPS if kind else 2, callbacks=[watch])
-    keep = ModelCheckpoint(
-        every_n_train_steps=1, save_top_k=-1, save_last=False, verbose=False, save_optim_on_train_end=True
+    parts = small_runs.run_arguments(
+        directory,
+        model=model,
+        data=data,
+        base=base,
+        checkpoints=small_runs.keep(every_n_train_steps=1, save_top_k=-1),
+        max_steps=STEPS if kind else 2,
+        callbacks=[watch],
     )
-    parts: dict[str, Any] = {
-        "model": model,
-        "data": data,
-        "trainer": trainer,
-        "log": NeMoLogger(name="tiny", log_dir=directory, ckpt=keep, use_datetime_version=False),
-        "resume": AutoResume(
-            resume_if_exists=True,
-            resume_ignore_no_checkpoint=True,
-            restore_config=RestoreConfig(path=base) if base else None,
-        ),
-    }
     try:
         if kind is None:
             api.pretrain(**parts)

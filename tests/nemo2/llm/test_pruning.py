@@ -79,31 +79,21 @@ def answers(path: str, trainer: Any = None) -> list[tuple[list[int], list[float]
 
 def trained_on(directory: str) -> list[float]:
     """Losses of a narrow model that is trained on, from what was pruned."""
-    from nemo2.checkpoint.auto_resume import AutoResume, RestoreConfig
-    from nemo2.checkpoint.model_checkpoint import ModelCheckpoint
-    from nemo2.data.mock import MockDataModule
     from nemo2.hugging_face.checkpoint import Checkpoint
     from nemo2.llm import api
-    from nemo2.training.run_dir.logger import NeMoLogger
 
     model = Checkpoint.open(f"{directory}/narrow").model()
-    data = MockDataModule(
-        seq_length=answering_runs.SEQ, tokenizer=model.tokenizer, micro_batch_size=2, global_batch_size=4, num_workers=0
-    )
     recorder = small_runs.Recorder()
-    api.train(
+    parts = small_runs.run_arguments(
+        directory,
+        name="on",
         model=model,
-        data=data,
-        trainer=small_runs.build_trainer(max_steps=3, callbacks=[recorder]),
-        log=NeMoLogger(
-            name="on",
-            log_dir=directory,
-            ckpt=ModelCheckpoint(filename="{step}", verbose=False),
-            use_datetime_version=False,
-        ),
-        optim=small_runs.build_llama(lr=1e-2).optim,
-        resume=AutoResume(restore_config=RestoreConfig(path=f"{directory}/narrow")),
+        data=small_runs.random_bytes(seq_length=answering_runs.SEQ, tokenizer=model.tokenizer, global_batch_size=4),
+        base=f"{directory}/narrow",
+        max_steps=3,
+        callbacks=[recorder],
     )
+    api.train(**parts, optim=small_runs.build_llama(lr=1e-2).optim)
     small_runs.release()
     return recorder.losses
 
@@ -126,7 +116,7 @@ def models(run_on_ranks: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[
     return run_on_ranks(pruned, 1, str(tmp_path_factory.mktemp("pruned")), timeout=280)[0]
 
 
-def test_layers_heads_and_neurons_that_contribute_nothing_go_first(models: dict[str, Any]) -> None:
+def test_layers_heads_and_neurons_that_contribute_nothing_go_first(models):
     assert models["same"] == (2, 32, 61, 2)
     assert models["dropped"] == (2, 32, 64, 4)
     for name in ("same", "dropped"):
@@ -137,7 +127,7 @@ def test_layers_heads_and_neurons_that_contribute_nothing_go_first(models: dict[
             assert log_probs == pytest.approx(theirs, abs=1e-5)
 
 
-def test_a_pruned_model_trains_on_and_is_exported(models: dict[str, Any]) -> None:
+def test_a_pruned_model_trains_on_and_is_exported(models):
     assert models["narrow"] == (3, 24, 64, 2)
     assert len(models["on"]) == 3 and all(math.isfinite(loss) for loss in models["on"])
     assert models["exported"]["theirs"] == models["exported"]["ours"]
@@ -168,7 +158,7 @@ def pruned_on_two_ranks(run: str, directory: str) -> dict[str, Any]:
     return found
 
 
-def test_every_layout_keeps_the_same_parts(run_on_ranks: Any, models: dict[str, Any]) -> None:
+def test_every_layout_keeps_the_same_parts(run_on_ranks, models):
     for found in run_on_ranks(pruned_on_two_ranks, 2, models["run"], models["directory"], timeout=280):
         for (layout, name), made in found.items():
             for (tokens, log_probs), (expected, theirs) in zip(made, models["answers"][name], strict=True):
@@ -177,42 +167,33 @@ def test_every_layout_keeps_the_same_parts(run_on_ranks: Any, models: dict[str, 
 
 
 @pytest.mark.parametrize(
-    ("to", "words"),
+    ("to", "layout", "words"),
     [
-        ({}, "sets no size"),
-        ({"target_hidden_size": 33}, "target_hidden_size=33: must be from 1 to 32"),
-        ({"target_num_layers": 1, "drop_layers": [1]}, "set the same thing"),
-        ({"drop_layers": [3]}, "must be from 1 to 2"),
-        ({"target_num_attention_heads": 3}, "keeps 3 heads in 2 query groups"),
-        ({"target_mamba_num_heads": 1}, "no Mamba layers"),
+        ({}, {}, "sets no size"),
+        ({"target_hidden_size": 33}, {}, "target_hidden_size=33: must be from 1 to 32"),
+        ({"target_num_layers": 1, "drop_layers": [1]}, {}, "set the same thing"),
+        ({"drop_layers": [3]}, {}, "must be from 1 to 2"),
+        ({"target_num_attention_heads": 3}, {}, "keeps 3 heads in 2 query groups"),
+        ({"target_mamba_num_heads": 1}, {}, "no Mamba layers"),
+        (
+            {"target_ffn_hidden_size": 8},
+            {"tp_size": 2, "pp_size": 2},
+            "tp_size=2 splits each.*Set pp_size=4 and tp_size=1",
+        ),
+        ({"drop_layers": [1]}, {"tp_size": 1, "pp_size": 2}, "more than the 1 layers that remain. Set pp_size to 1"),
     ],
 )
-def test_sizes_that_cannot_be_are_refused(to: dict[str, Any], words: str) -> None:
+def test_sizes_and_layouts_that_cannot_be_are_refused(to, layout, words):
     from nemo2.llm.pruned import PruningConfig, Sizes
 
-    model = small_runs.build_llama()
     with pytest.raises(ConfigError, match=words):
-        Sizes(model.config, PruningConfig(**to))
+        Sizes(small_runs.build_llama().config, PruningConfig(**to)).refuse_layout(**layout)
 
 
-def test_what_is_not_pruned_is_refused(tmp_path: Path) -> None:
+def test_what_is_not_pruned_is_refused(tmp_path):
     from nemo2 import llm
 
     with pytest.raises(ConfigError, match="legacy_ckpt=True: nemo2 prunes models with their own tokenizer"):
         llm.prune("run", str(tmp_path / "new"), llm.PruningConfig(drop_layers=[1]), legacy_ckpt=True)
     with pytest.raises(OutputExists, match="overwrite=True"):
         llm.prune("run", str(tmp_path), llm.PruningConfig(drop_layers=[1]))
-
-
-@pytest.mark.parametrize(
-    ("to", "layout", "words"),
-    [
-        ({"target_ffn_hidden_size": 8}, {"tp_size": 2, "pp_size": 2}, "tp_size=2 splits each layer.*Set pp_size=4 and tp_size=1"),
-        ({"drop_layers": [1]}, {"tp_size": 1, "pp_size": 2}, "pp_size=2 is more than the 1 layers that remain. Set pp_size to 1"),
-    ],
-)  # fmt: skip
-def test_layouts_without_whole_layers_are_refused(to: dict[str, Any], layout: dict[str, int], words: str) -> None:
-    from nemo2.llm.pruned import PruningConfig, Sizes
-
-    with pytest.raises(ConfigError, match=words):
-        Sizes(small_runs.build_llama().config, PruningConfig(**to)).refuse_layout(**layout)

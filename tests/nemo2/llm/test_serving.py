@@ -35,43 +35,30 @@ def planned(directory: str) -> dict[str, Any]:
     }
     found: dict[str, Any] = {"printed": {}, "errors": {}, "base": base, "run": run}
     for name, arguments in {
-        "model": [run, "--engine", "vllm", "--print"],
-        "two": [
-            run,
-            "--engine",
-            "vllm",
-            "-tp",
-            "2",
-            "--max-length",
-            "50",
-            "--name",
-            "mine",
-            "--dtype",
-            "bf16",
-            "--print",
-        ],
-        "also": [run, "--engine", "vllm", "--also=--enforce-eager", "--print"],
-        "transformers": [run, "--engine", "transformers", "--port", "8123", "--print"],
-        "LoRA": [adapted["LoRA"], "--engine", "vllm", "--print"],
-        "merged": [adapted["LoRA"], "--engine", "vllm", "--merge", "--print"],
-        "DoRA": [adapted["DoRA"], "--engine", "vllm", "--print"],
-        "LoRA in transformers": [adapted["LoRA"], "--engine", "transformers", "--print"],
+        "model": f"{run} --engine vllm",
+        "two": f"{run} --engine vllm -tp 2 --max-length 50 --name mine --dtype bf16",
+        "also": f"{run} --engine vllm --also=--enforce-eager",
+        "transformers": f"{run} --engine transformers --port 8123",
+        "LoRA": f"{adapted['LoRA']} --engine vllm",
+        "merged": f"{adapted['LoRA']} --engine vllm --merge",
+        "DoRA": f"{adapted['DoRA']} --engine vllm",
+        "LoRA in transformers": f"{adapted['LoRA']} --engine transformers",
     }.items():
         out, told = io.StringIO(), io.StringIO()
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(told):
-            code = main(["serve", *arguments])
+            code = main(["serve", *arguments.split(), "--print"])
         assert code == 0, told.getvalue()
         found["printed"][name] = out.getvalue().splitlines(), told.getvalue()
     found["written by --print"] = Path(f"{directory}/exports").exists()
     for name, arguments in {
-        "name": [run, "--engine", "transformers", "--name", "../mine", "--print"],
-        "heads": [run, "--engine", "vllm", "-tp", "3", "--print"],
-        "tp": [run, "--engine", "transformers", "-tp", "2", "--print"],
-        "length": [run, "--engine", "transformers", "--max-length", "5", "--print"],
+        "name": f"{run} --engine transformers --name ../mine",
+        "heads": f"{run} --engine vllm -tp 3",
+        "tp": f"{run} --engine transformers -tp 2",
+        "length": f"{run} --engine transformers --max-length 5",
     }.items():
         told = io.StringIO()
         with contextlib.redirect_stderr(told):
-            assert main(["serve", *arguments]) == 2
+            assert main(["serve", *arguments.split(), "--print"]) == 2
         found["errors"][name] = told.getvalue()
     served = {
         kind: plan_serving(path, ServingOptions(), engine="vllm", print_only=True) for kind, path in adapted.items()
@@ -93,7 +80,7 @@ def plans(run_on_ranks: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[s
     return run_on_ranks(planned, 1, str(tmp_path_factory.mktemp("serving")), timeout=240)[0]
 
 
-def test_vllm_is_told_what_its_own_defaults_would_get_wrong(plans: dict[str, Any]) -> None:
+def test_vllm_is_told_what_its_own_defaults_would_get_wrong(plans):
     (export, serve), told = plans["printed"]["model"]
     assert shlex.split(export)[:3] == ["nemo2", "export", plans["base"]]
     folder = shlex.split(export)[-1]
@@ -111,7 +98,7 @@ def test_vllm_is_told_what_its_own_defaults_would_get_wrong(plans: dict[str, Any
     assert shlex.split(plans["printed"]["also"][0][-1])[-1] == "--enforce-eager"
 
 
-def test_additions_are_loaded_beside_their_base_where_vllm_can_and_merged_elsewhere(plans: dict[str, Any]) -> None:
+def test_additions_are_loaded_beside_their_base_where_vllm_can_and_merged_elsewhere(plans):
     (export, adapters, serve), told = plans["printed"]["LoRA"]
     words = shlex.split(serve)
     module = json.loads(words[words.index("--lora-modules") + 1])
@@ -130,7 +117,7 @@ def test_additions_are_loaded_beside_their_base_where_vllm_can_and_merged_elsewh
         assert why in told and "lora" not in lines[-1].replace("LoRA", "")
 
 
-def test_forms_are_made_once(plans: dict[str, Any]) -> None:
+def test_forms_are_made_once(plans):
     assert not plans["written by --print"]
     base, adapters = map(Path, plans["folders"]["LoRA"])
     assert {"config.json", "tokenizer.json"} <= {file.name for file in base.iterdir()}
@@ -143,7 +130,7 @@ def test_forms_are_made_once(plans: dict[str, Any]) -> None:
     )
 
 
-def test_transformers_own_parser_takes_what_it_is_told(plans: dict[str, Any]) -> None:
+def test_transformers_own_parser_takes_what_it_is_told(plans):
     from transformers.cli.transformers import app
 
     lines, told = plans["printed"]["transformers"]
@@ -159,7 +146,7 @@ def test_transformers_own_parser_takes_what_it_is_told(plans: dict[str, Any]) ->
     assert (parsed["host"], parsed["port"]) == ("127.0.0.1", 8123)
 
 
-def test_what_an_engine_cannot_do_is_told(plans: dict[str, Any]) -> None:
+def test_what_an_engine_cannot_do_is_told(plans):
     assert (
         "does not divide the 4 attention heads of the model, which vLLM splits. Set it to one of 1, 2, 4."
         in plans["errors"]["heads"]
@@ -169,9 +156,7 @@ def test_what_an_engine_cannot_do_is_told(plans: dict[str, Any]) -> None:
     assert "max_length=5" in plans["errors"]["length"]
 
 
-def test_an_engine_that_is_missing_is_told_with_what_installs_it(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_an_engine_that_is_missing_is_told_with_what_installs_it(monkeypatch, tmp_path):
     import sys
 
     from nemo2.llm import engines
@@ -196,9 +181,7 @@ def test_an_engine_that_is_missing_is_told_with_what_installs_it(
         engines.chosen("vllm")
 
 
-def test_an_option_that_the_server_lacks_is_refused_before_the_export(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_an_option_that_the_server_lacks_is_refused_before_the_export(monkeypatch, tmp_path):
     from nemo2.llm import engines
     from nemo2.llm.engines import ServingOptions
 
@@ -213,7 +196,7 @@ def test_an_option_that_the_server_lacks_is_refused_before_the_export(
     engines.refuse_unknown_options("transformers", ServingOptions(further=["--compil"]))
 
 
-def test_an_address_that_cannot_be_used_is_refused_before_the_checkpoint_is_read() -> None:
+def test_an_address_that_cannot_be_used_is_refused_before_the_checkpoint_is_read():
     import socket
 
     from nemo2.llm.engines import ServingOptions
@@ -229,7 +212,7 @@ def test_an_address_that_cannot_be_used_is_refused_before_the_checkpoint_is_read
         plan_serving("/nowhere", ServingOptions(port=port))
 
 
-def test_nemos_deploy_refuses_what_no_engine_has_and_leads_to_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nemos_deploy_refuses_what_no_engine_has_and_leads_to_the_same(monkeypatch):
     from nemo2 import llm
     from nemo2.llm import serving
 
@@ -262,7 +245,7 @@ def test_nemos_deploy_refuses_what_no_engine_has_and_leads_to_the_same(monkeypat
     assert (given.tensor_parallel_size, given.dtype, given.max_length, given.port) == (2, "bf16", 120, 8080)
 
 
-def test_a_command_that_is_only_told_needs_no_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_command_that_is_only_told_needs_no_engine(monkeypatch):
     from nemo2.llm import engines
 
     monkeypatch.setattr(engines, "_missing", lambda engine: f"there is no {engine}")

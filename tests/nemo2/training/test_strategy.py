@@ -8,18 +8,17 @@ import pytest
 from support import small_runs
 
 STEPS = 5
+TP, PP, VP = (f"{name}_model_parallel_size" for name in ("tensor", "pipeline", "virtual_pipeline"))
 LAYOUTS: dict[str, dict[str, Any]] = {
     "one process": {},
-    "tp2 with sequence parallel": {"tp": 2, "sp": True},
+    "tp2 with sequence parallel": {TP: 2, "sequence_parallel": True},
     "dp2 with the distributed optimizer": {"distributed": True},
-    "pp2": {"pp": 2},
-    "pp2 vp2": {"pp": 2, "vp": 2, "layers": 4},
+    "pp2": {PP: 2},
+    "pp2 vp2": {PP: 2, VP: 2, "layers": 4},
 }
 
 
-def bare(
-    *, tp: int = 1, pp: int = 1, vp: int | None = None, sp: bool = False, distributed: bool = False, layers: int = 2
-):
+def bare(*, distributed: bool = False, layers: int = 2, **strategy: Any) -> dict[str, Any]:
     from bench.bare_megatron import Settings, train
 
     model = small_runs.MODEL
@@ -34,10 +33,10 @@ def bare(
         mbs=small_runs.MBS,
         gbs=small_runs.GBS,
         steps=STEPS,
-        tp=tp,
-        pp=pp,
-        vp=vp,
-        sequence_parallel=sp,
+        tp=strategy.get(TP, 1),
+        pp=strategy.get(PP, 1),
+        vp=strategy.get(VP),
+        sequence_parallel=strategy.get("sequence_parallel", False),
         use_distributed_optimizer=distributed,
         lr=1e-2,
     )
@@ -45,18 +44,9 @@ def bare(
     return train(settings, small_runs.global_batch, lr_at=lambda step: schedule.lr_at(step, settings.lr))
 
 
-def ours(
-    *, tp: int = 1, pp: int = 1, vp: int | None = None, sp: bool = False, distributed: bool = False, layers: int = 2
-):
+def ours(*, distributed: bool = False, layers: int = 2, **strategy: Any) -> dict[str, Any]:
     model = small_runs.build_llama(distributed=distributed, schedule=small_runs.cosine(STEPS), num_layers=layers)
-    return small_runs.fit(
-        model,
-        max_steps=STEPS,
-        tensor_model_parallel_size=tp,
-        pipeline_model_parallel_size=pp,
-        virtual_pipeline_model_parallel_size=vp,
-        sequence_parallel=sp,
-    )
+    return small_runs.fit(model, max_steps=STEPS, **strategy)
 
 
 def both(layouts: list[dict[str, Any]]) -> list[tuple[dict[str, Any], dict[str, Any]]]:

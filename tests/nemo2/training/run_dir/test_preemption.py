@@ -10,7 +10,6 @@ import lightning.pytorch as pl
 import pytest
 
 from nemo2.checkpoint.directory import finished
-from nemo2.checkpoint.model_checkpoint import ModelCheckpoint
 from nemo2.errors import EXIT_PREEMPTED, ConfigError, Preempted
 from nemo2.training.run_dir.faults import FAULT_DIR_VARIABLE, read_faults
 from nemo2.training.run_dir.preemption import PreemptionCallback, _default_signals
@@ -35,10 +34,8 @@ class SignalAt(pl.Callback):
             os.kill(os.getpid(), signal.SIGTERM)
 
 
-def keeping(directory: str) -> ModelCheckpoint:
-    return ModelCheckpoint(
-        dirpath=directory, filename="{step}", every_n_train_steps=100, verbose=False, save_optim_on_train_end=True
-    )
+def keeping(directory: str, every: int = 100) -> Any:
+    return small_runs.keep(directory, every_n_train_steps=every, save_last=True)
 
 
 def preempted(directory: str) -> dict[str, Any]:
@@ -90,14 +87,9 @@ ENDS: dict[str, tuple[int, dict[str, Any], type[pl.Callback]]] = {
 
 
 def in_the_last_step(directory: str, end: str) -> list[int]:
-    keep = keeping(directory)
     max_steps, options, stop = ENDS[end]
-    small_runs.fit(
-        small_runs.build_llama(),
-        max_steps=max_steps,
-        trainer=options,
-        callbacks=[stop(), PreemptionCallback(), SignalAt(signal.SIGTERM, 1, 0), keep],
-    )
+    callbacks = [stop(), PreemptionCallback(), SignalAt(signal.SIGTERM, 1, 0), keeping(directory)]
+    small_runs.fit(small_runs.build_llama(), max_steps=max_steps, trainer=options, callbacks=callbacks)
     return [manifest.step for _, manifest in finished(Path(directory))]
 
 
@@ -117,6 +109,9 @@ class SignalIn(pl.Callback):
         if phase == self.phase:
             self.phase = ""
             os.kill(os.getpid(), self.number)
+
+    def on_fit_start(self, *args: Any, **kwargs: Any) -> None:
+        self.reached("model")
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         self.reached("first step" if batch_idx == 0 else "step")
@@ -146,7 +141,7 @@ def in_every_phase(directory: str) -> dict[str, tuple[int, list[int]]]:
     found = {}
     for name, phase, _ in PHASES:
         folder, code = f"{directory}/{name} {phase}", 0
-        keep = ModelCheckpoint(dirpath=folder, filename="{step}", every_n_train_steps=2, verbose=False, save_top_k=-1)
+        keep = keeping(folder, every=2)
         try:
             small_runs.fit(
                 small_runs.build_llama(),
@@ -171,22 +166,12 @@ def test_signals_save_in_every_phase_and_a_run_that_is_over_ends_as_it_would(run
 class SignalWhile(small_runs.TokenData):
     """Sends this process a signal before there is anything to save."""
 
-    def __init__(self, number: int, phase: str) -> None:
+    def __init__(self, number: int) -> None:
         super().__init__()
-        self.number, self.phase = number, phase
+        self.number = number
 
     def setup(self, stage: str) -> None:
-        if self.phase == "data":
-            os.kill(os.getpid(), self.number)
-
-
-class SignalWhileBuilding(pl.Callback):
-    def __init__(self, number: int, phase: str) -> None:
-        self.number, self.phase = number, phase
-
-    def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
-        if self.phase == "model":
-            os.kill(os.getpid(), self.number)
+        os.kill(os.getpid(), self.number)
 
 
 def before_training(directory: str) -> dict[str, tuple[int, int]]:
@@ -197,14 +182,11 @@ def before_training(directory: str) -> dict[str, tuple[int, int]]:
     found = {}
     for name, phase in (("SIGTERM", "data"), ("SIGUSR1", "model"), ("SIGHUP", "data")):
         folder, number = f"{directory}/{name} {phase}", signal.Signals[name]
+        data = SignalWhile(number) if phase == "data" else None
+        callbacks = [PreemptionCallback(), SignalIn(number, phase), keeping(folder)]
 
-        def run(folder: str = folder, number: int = number, phase: str = phase) -> None:
-            small_runs.fit(
-                small_runs.build_llama(),
-                SignalWhile(number, phase),
-                max_steps=2,
-                callbacks=[PreemptionCallback(), SignalWhileBuilding(number, phase), keeping(folder)],
-            )
+        def run(data: Any = data, callbacks: Any = callbacks) -> None:
+            small_runs.fit(small_runs.build_llama(), data, max_steps=2, callbacks=callbacks)
 
         process = multiprocessing.get_context("fork").Process(target=run)
         process.start()

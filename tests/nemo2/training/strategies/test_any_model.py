@@ -60,6 +60,26 @@ class Classifier(pl.LightningModule):
         return nn.functional.cross_entropy(logits.float(), labels)
 
 
+class Wrapped(pl.LightningModule):
+    """A module of Megatron-Core's in a LightningModule, with a loss of its own."""
+
+    def __init__(self, kind: Any, **config: int) -> None:
+        from megatron.core.transformer.transformer_config import TransformerConfig
+
+        super().__init__()
+        self.kind, self.config = kind, TransformerConfig(hidden_size=HIDDEN, **config)
+
+    def configure_model(self) -> None:
+        if not hasattr(self, "module"):
+            self.module = self.kind(self.config)
+
+    def forward_step(self, batch: Any) -> Tensor:
+        return self.module(batch[0])
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return nn.functional.cross_entropy(self.module(batch[0]).float(), batch[1])
+
+
 def staged_classifier() -> pl.LightningModule:
     """The same layers, one on each of two pipeline stages: all that Megatron-Core asks of a model of one's own."""
     from megatron.core import parallel_state
@@ -82,22 +102,7 @@ def staged_classifier() -> pl.LightningModule:
                 return torch.tanh(self.layer(inputs)).unsqueeze(0)  # [sequence of one, batch, hidden]
             return self.layer(self.received.squeeze(0))
 
-    class Staged(pl.LightningModule):
-        def __init__(self) -> None:
-            super().__init__()
-            self.config = TransformerConfig(num_layers=2, hidden_size=HIDDEN, num_attention_heads=1)
-
-        def configure_model(self) -> None:
-            if not hasattr(self, "module"):
-                self.module = Stage(self.config)
-
-        def forward_step(self, batch: Any) -> Tensor:
-            return self.module(batch[0])
-
-        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-            return nn.functional.cross_entropy(self.module(batch[0]).float(), batch[1])
-
-    return Staged()
+    return Wrapped(Stage, num_layers=2, num_attention_heads=1)
 
 
 def parallel_classifier(*, gathers: bool) -> pl.LightningModule:
@@ -133,22 +138,7 @@ def parallel_classifier(*, gathers: bool) -> pl.LightningModule:
             hidden = torch.tanh(self.first(inputs)[0])
             return self.second(gather_from_tensor_model_parallel_region(hidden)) if gathers else self.second(hidden)[0]
 
-    class Parallel(pl.LightningModule):
-        def __init__(self) -> None:
-            super().__init__()
-            self.config = TransformerConfig(num_layers=1, hidden_size=HIDDEN, num_attention_heads=2)
-
-        def configure_model(self) -> None:
-            if not hasattr(self, "module"):
-                self.module = Net(self.config)
-
-        def forward_step(self, batch: Any) -> Tensor:
-            return self.module(batch[0])
-
-        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-            return nn.functional.cross_entropy(self.module(batch[0]).float(), batch[1])
-
-    return Parallel()
+    return Wrapped(Net, num_layers=1, num_attention_heads=2)
 
 
 def optimizer() -> Any:
@@ -299,12 +289,12 @@ class HuggingFace(pl.LightningModule):
 def language_models() -> dict[str, dict[str, Tensor]]:
     import nemo2 as nl
 
-    found = {"FSDP2": fitted(HuggingFace(), nl.FSDP2Strategy(), Texts())}
-    found["FSDP2 with tensors cut by the model's plan"] = fitted(
-        HuggingFace(), nl.FSDP2Strategy(tensor_parallel_size=2), Texts()
-    )
-    found["FSDP"] = fitted(HuggingFace(), nl.FSDPStrategy(), Texts())
-    return found
+    strategies = {
+        "FSDP2": nl.FSDP2Strategy(),
+        "FSDP2 with tensors cut by the model's plan": nl.FSDP2Strategy(tensor_parallel_size=2),
+        "FSDP": nl.FSDPStrategy(),
+    }
+    return {name: fitted(HuggingFace(), strategy, Texts()) for name, strategy in strategies.items()}
 
 
 def test_a_hugging_face_model_trains_as_one_loop_does(run_on_ranks):
