@@ -22,6 +22,7 @@ from nemo2.checkpoint.tokenizers import tokenizer_identity
 from nemo2.config.show import TARGET, diff
 from nemo2.data.base import MegatronDataModule
 from nemo2.data.tokenizer_files import FIELDS, files_of
+from nemo2.models.conversion.settings import contradicted
 
 _SHAPE_FIELDS = re.compile(
     r"(num_layers|hidden_size|ffn_hidden_size|num_attention_heads|num_query_groups|kv_channels|vocab_size|num_moe_experts"
@@ -178,6 +179,15 @@ def unfit_changes(checkpoint: Path, *, model_config: Any, tokenizer: Any) -> lis
         if not _DECIDED_ELSEWHERE.search(change.path):
             _sort(changes, "model", f"config.{change.path}", change.old, change.new)
     return changes.unfit
+
+
+def contradictions_of_weights(checkpoint: Path, model_config: Any) -> str:
+    """The settings of a model that compute something else than the model of the weights in ``checkpoint``, from which it starts,
+    with both values. "": none, or the checkpoint doesn't describe its model."""
+    try:
+        return contradicted(model_config, load_context(checkpoint, "model").config, "their model")
+    except Exception:  # as in `changes_since`
+        return ""
 
 
 def unfit_message(checkpoint: Path, unfit: list[Difference]) -> str:

@@ -23,7 +23,7 @@ from nemo2.hugging_face.streams import Computed, Copy, Stretch, Zeros, merged
 from nemo2.hugging_face.tensor_source import misfits
 from nemo2.models.conversion.families import conversion_for, conversion_of
 from nemo2.models.conversion.pieces import Piece
-from nemo2.models.conversion.settings import differences, missing_field, refusal, text_config
+from nemo2.models.conversion.settings import TRAINED_OTHERWISE, contradicted, missing_field, refusal, text_config
 from nemo2.models.conversion.shapes import Shape
 from nemo2.models.conversion.table import Conversion, Entry, released_shapes
 
@@ -148,13 +148,15 @@ def open_released(folder: Path, config: Optional[Any] = None) -> Released:
             ours.mtp_num_layers = None
         config = ours
     tensors = conversion.named_as_in_table(files)
-    contradictions = "" if theirs is None else _contradictions(config, theirs)
+    contradictions = "" if theirs is None else contradicted(config, theirs, CONFIG)
     tensors = _without_copy_of_embedding(folder, tensors, conversion, config, contradictions)
     entries = tuple(_entries(folder, conversion, config, tensors))
     entries = tuple(_with_zeros(folder, conversion, hf_config, theirs, entries, tensors))
     wanted = released_shapes(entries)
     tensors = _without_zeros(folder, wanted, tensors)
     _refuse_misfits(folder, conversion, wanted, tensors, contradictions)
+    if contradictions:
+        _log.warning(TRAINED_OTHERWISE, folder, contradictions)
     _refuse_other_dtypes(folder, wanted, tensors, hf_config)
     return Released(
         folder=folder, hf_config=hf_config, conversion=conversion, config=config, tensors=tensors, entries=entries
@@ -202,16 +204,6 @@ def _refuse_another_family(folder: Path, hf_config: Mapping[str, Any], ours: Con
             f"model.config={type(config).__name__} is for {' or '.join(ours.architectures)}. Use the recipe of that "
             "family, or other weights."
         )
-
-
-def _contradictions(config: Any, theirs: Any) -> str:
-    """The settings of nemo2's configuration that config.json contradicts, with both values. "": none."""
-    return ", ".join(
-        f"model.config.{name}={own!r} where config.json says {their!r}"
-        for name, (own, their) in sorted(differences(config, theirs).items())
-        # The vocabulary may be padded, and some settings have another name in a configuration.
-        if name != "vocab_size" and getattr(config, name, None) == own
-    )
 
 
 def _without_copy_of_embedding(

@@ -17,6 +17,7 @@ from typing import Any, Optional
 
 import torch.nn.functional as F
 
+from nemo2.base.backend.compilation import as_megatron_has_it
 from nemo2.errors import ConfigError
 
 Config = Mapping[str, Any]
@@ -251,6 +252,7 @@ _DECIDES = (
 def meaning(ours: Any) -> dict[str, Any]:
     """The settings that decide what a model computes, in a form that doesn't depend on their notation."""
     settings = {name: getattr(ours, name, None) for name in (*_DECIDES, *getattr(ours, "deciding_fields", ()))}
+    settings["activation_func"] = as_megatron_has_it(ours.activation_func)
     heads = ours.num_attention_heads
     settings["num_query_groups"] = ours.num_query_groups or heads
     settings["rotary_base"] = _listed(getattr(ours, "rotary_base", None))
@@ -294,6 +296,24 @@ def differences(one: Any, other: Any) -> dict[str, tuple[Any, Any]]:
         for name in {**here, **there}
         if _listed(here.get(name)) != _listed(there.get(name))
     }
+
+
+TRAINED_OTHERWISE = (
+    "%s: %s. These weights were trained with other values than the model computes with. Remove the settings, unless they are "
+    "meant."
+)
+"""A warning: the weights, and what `contradicted` says."""
+
+
+def contradicted(config: Any, trained: Any, source: str) -> str:
+    """The settings that decide what a model computes and that the configuration of its weights contradicts, with both values.
+    "": none. ``source`` is where ``trained`` comes from."""
+    return ", ".join(
+        f"model.config.{name}={own!r} where {source} says {their!r}"
+        for name, (own, their) in sorted(differences(config, trained).items())
+        # The vocabulary may be padded, and some settings have another name in a configuration.
+        if name != "vocab_size" and getattr(config, name, None) == own
+    )
 
 
 def said(ours: Any, hf: dict[str, Any], config: Callable[[Config], Any]) -> dict[str, Any]:

@@ -41,7 +41,7 @@ from nemo2.base.backend.attention_variables import attention_chosen_anew
 from nemo2.base.backend.base import Backend
 from nemo2.base.place import here
 from nemo2.checkpoint.auto_resume import RestoreConfig
-from nemo2.checkpoint.changes import inputs_of, settings_of
+from nemo2.checkpoint.changes import contradictions_of_weights, inputs_of, settings_of
 from nemo2.checkpoint.context import release_of, write_context
 from nemo2.checkpoint.directory import Manifest, ckpt_to_dir, read_manifest, versions
 from nemo2.checkpoint.forms.form import Form, digest_of_base
@@ -65,6 +65,7 @@ from nemo2.mcore.parallel.megatron_parallel import MegatronParallel
 from nemo2.mcore.parallel.transform import transform_of
 from nemo2.mcore.precision import MegatronMixedPrecision
 from nemo2.mcore.settle.world import World
+from nemo2.models.conversion.settings import TRAINED_OTHERWISE
 from nemo2.models.tracked_losses import report_tracked_losses
 from nemo2.training.run_dir.progress import ProgressPrinter, make_progress
 from nemo2.training.strategies.metrics import log_timers, nonfinite_gradients, samples_of_step
@@ -848,6 +849,8 @@ class BaseStrategy(DDPStrategy):
         kept = {key: value for key, value in loaded.items() if key in ("model", "optimizer")}
         self.load_model_state_dict(kept, strict=True)
         _log.info("Started from the weights of %s.", path)
+        if contradictions := contradictions_of_weights(path, getattr(self.lightning_module, "config", None)):
+            _log.warning(TRAINED_OTHERWISE, path, contradictions)
 
     def start_from_released(self, path: str) -> None:
         """Fill the model with released weights. Each rank reads its part, and every rank must call it.

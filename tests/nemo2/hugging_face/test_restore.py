@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 import torch
 
+from nemo2.checkpoint.changes import contradictions_of_weights
+from nemo2.checkpoint.context import load_context
 from nemo2.checkpoint.paths import folder_of
 from nemo2.checkpoint.pieces import Piece
 from nemo2.errors import CheckpointError, ConfigError
@@ -67,6 +69,23 @@ def test_pieces_that_do_not_fit_are_named_at_once_and_none_is_filled(tmp_path: P
     assert not norm.any()
     fill([good, bad[0]], released, also=[bad[0].key])
     assert norm.equal(weights()["model.norm.weight"]) and not other.any()
+
+
+@pytest.mark.parametrize("base", [10000.0, 20000.0])
+def test_settings_with_which_the_weights_were_not_trained_are_told(tmp_path: Path, caplog: Any, base: float) -> None:
+    """Of a release, when it is opened, and of an imported checkpoint."""
+    source = write(tmp_path / "hf")
+    ours = import_release(source, tmp_path / "ours")
+    config = load_context(ours, "model").config
+    config.rotary_base = base
+    open_released(source, config)
+    messages = [
+        record.getMessage() for record in caplog.records if "were trained with other values" in record.getMessage()
+    ]
+    messages += filter(None, [contradictions_of_weights(ours, config)])
+    assert [f"model.config.rotary_base={base}" in message for message in messages] == (
+        [True] * 2 if base == 20000.0 else []
+    )
 
 
 def test_any_part_of_a_tensor_is_filled_with_what_belongs_there(tmp_path: Path) -> None:
