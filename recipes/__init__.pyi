@@ -29,6 +29,7 @@ from nemo2.recipes._typed import gemma_2b as gemma_2b
 from nemo2.recipes._typed import gemma_7b as gemma_7b
 from nemo2.recipes._typed import glm45 as glm45
 from nemo2.recipes._typed import glm45_air as glm45_air
+from nemo2.recipes._typed import glm46 as glm46
 from nemo2.recipes._typed import gpt3_175b as gpt3_175b
 from nemo2.recipes._typed import gpt_oss_20b as gpt_oss_20b
 from nemo2.recipes._typed import gpt_oss_120b as gpt_oss_120b
@@ -164,6 +165,7 @@ __all__ = [
     "gemma_7b",
     "glm45",
     "glm45_air",
+    "glm46",
     "gpt3_175b",
     "gpt_oss_120b",
     "gpt_oss_20b",

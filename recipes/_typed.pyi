@@ -346,6 +346,12 @@ class GLM45Config355B_A32B(
     nemo2.models.glm4_moe.GLM45Config355B_A32B,
     nemo2.config.Config[nemo2.models.glm4_moe.GLM45Config355B_A32B],
 ): ...
+class GLM46Config355B_A32B(
+    _GPTConfigFields,
+    _Closed,
+    nemo2.models.glm4_moe.GLM46Config355B_A32B,
+    nemo2.config.Config[nemo2.models.glm4_moe.GLM46Config355B_A32B],
+): ...
 class GLM4MoEModel(_GPTModelFields[_ModelConfig], _Closed, nemo2.config.Config[nemo2.models.glm4_moe.GLM4MoEModel]): ...
 class GPTConfig175B(
     _GPTConfigFields, _Closed, nemo2.models.gpt3.GPTConfig175B, nemo2.config.Config[nemo2.models.gpt3.GPTConfig175B]
@@ -1810,6 +1816,7 @@ gemma_2b: PretrainAndFinetune[GemmaModel[GemmaConfig2B], MockDataModule, SquadDa
 gemma_7b: PretrainAndFinetune[GemmaModel[GemmaConfig7B], MockDataModule, SquadDataModule]
 glm45: PretrainAndFinetune[GLM4MoEModel[GLM45Config355B_A32B], MockDataModule, SquadDataModule]
 glm45_air: PretrainAndFinetune[GLM4MoEModel[GLM45AirConfig106B_A12B], MockDataModule, SquadDataModule]
+glm46: PretrainAndFinetune[GLM4MoEModel[GLM46Config355B_A32B], MockDataModule, SquadDataModule]
 gpt3_175b: Pretrain[GPTModel[GPTConfig175B], MockDataModule]
 gpt_oss_120b: PretrainAndFinetune[GPTOSSModel[GPTOSSConfig120B], MockDataModule, SquadDataModule]
 gpt_oss_20b: PretrainAndFinetune[GPTOSSModel[GPTOSSConfig20B], MockDataModule, SquadDataModule]
