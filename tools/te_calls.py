@@ -73,8 +73,7 @@ GROUPS = (
         "Attention and context parallelism",
         r"(DotProductAttention|attention\..*|thd_get_partitioned_indices)$",
         "Without `cp_comm_type` ranks use a ring. Transformer Engine picks the backend, and `attention_backend` can narrow it.",
-        "tests/nemo2/mcore/overlap/test_overlap_rules.py::"
-        "test_asked_for_nothing_transformer_engine_goes_round_a_ring_and_the_plain_attention_gathers",
+        "tests/nemo2/report/trace/test_overlap.py::test_keys_and_values_go_round_the_ring_while_a_rank_attends",
     ),
     Group(
         "Random streams, recomputation and offloading",
@@ -305,13 +304,13 @@ CAPTURES = (
         "hooks that gather parameters",
         "the hooks that gather parameters, in place",
         "removes them during the capture",
-        f"{_GRAPHS}::test_gathering_parameters_goes_on_beside_graphs_of_layers",
+        f"{_GRAPHS}::test_layers_are_captured_after_the_warm_up_and_train_as_without",
     ),
     Asked(
         "these hooks, paused",
         "these hooks, removed and restored",
         "as above",
-        f"{_GRAPHS}::test_gathering_parameters_goes_on_beside_graphs_of_layers",
+        f"{_GRAPHS}::test_layers_are_captured_after_the_warm_up_and_train_as_without",
     ),
     Asked(
         "one layer in evaluation",

@@ -19,7 +19,7 @@ MOVED = {
 MOVED_ROOMS = {
     f"nemo2.{room}": f"nemo2.{folder}.{room}"
     for folder, rooms in {
-        "base": "advice backend columns deferred files gpus lazy names noise place ranks",
+        "base": "advice backend columns files gpus lazy names noise place ranks",
         "mcore": "optim overlap parallel precision settle",
         "report": "pictures trace",
         "models": "peft",

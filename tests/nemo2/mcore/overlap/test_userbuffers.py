@@ -166,7 +166,7 @@ def test_the_oldest_version_resumes_what_the_newest_saved(runs: dict[str, Any]) 
 @pytest.mark.parametrize("name", PRESETS)
 def test_every_preset_starts_in_every_version(version: Any, name: str) -> None:
     row = PRESETS[name]
-    fp8 = "hybrid" if row.dtype == "fp8" else None
+    fp8 = "hybrid" if row.job.dtype == "fp8" else None
     settings, switched = preset(name), switches_of(preset(name))
     start_userbuffers(a_config(tp_comm_overlap_cfg=settings, fp8=fp8, **switched), SAMPLER)
     asked = layers_ask(version, switched)
