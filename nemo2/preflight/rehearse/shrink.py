@@ -130,12 +130,11 @@ def small_sizes(config: Any, *, tp: int = 1, chunks: int = 1, extra: int = 0) ->
         if not isinstance(get("linear_attention_freq"), int):
             sizes["linear_attention_freq"] = [1] * (layers - 1) + [0]
     stretching = get("rope_stretching")
-    if hasattr(stretching, "short_factors"):
-        sizes["rope_stretching"] = smaller = copy.deepcopy(stretching)
-        channels = int(HEAD_WIDTH * (get("rotary_percent") or 1.0))
-        smaller.short_factors, smaller.long_factors = (
-            factors[: channels // 2] for factors in (stretching.short_factors, stretching.long_factors)
-        )
+    if stretching is not None and hasattr(stretching, "short_factors"):
+        smaller = sizes["rope_stretching"] = copy.deepcopy(stretching)
+        pairs = int(HEAD_WIDTH * (get("rotary_percent") or 1.0)) // 2
+        for name in ("short_factors", "long_factors"):
+            setattr(smaller, name, getattr(stretching, name)[:pairs])
     window = get("window_size")
     if window is not None:
         sizes["window_size"] = 16 if isinstance(window, int) else (15, 0)
