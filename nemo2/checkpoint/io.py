@@ -26,6 +26,7 @@ from megatron.core.dist_checkpointing.strategies.fully_parallel import (
     FullyParallelSaveStrategyWrapper,
 )
 from megatron.core.dist_checkpointing.validation import StrictHandling
+from packaging.version import Version
 from torch.distributed.checkpoint.api import CheckpointException
 
 from nemo2.base import ranks
@@ -45,6 +46,7 @@ from nemo2.checkpoint.directory import (
     saving_to,
     set_aside,
     temporary_name,
+    versions,
     write_manifest,
 )
 from nemo2.checkpoint.foreign_files import refuse_links
@@ -540,6 +542,7 @@ def _refuse_unreadable(checkpoint: Path, *, hashes: bool) -> None:
     """Check names and sizes, and with ``hashes`` the contents of small files.
 
     Raises:
+        CheckpointError: a newer Megatron-Core wrote the checkpoint in a form that the installed one cannot read.
         DamagedCheckpointError, SecurityError: the checkpoint can't be read.
     """
     if not checkpoint.is_dir():
@@ -564,6 +567,12 @@ def _refuse_unreadable(checkpoint: Path, *, hashes: bool) -> None:
         raise DamagedCheckpointError(str(error)) from error
     if faults:
         raise DamagedCheckpointError(_damaged(checkpoint, faults))
+    installed = Version(versions()["megatron-core"])
+    if installed.release < (0, 19) and not (weights / COMMON).is_file():
+        raise CheckpointError(
+            f"{checkpoint} was written with Megatron-Core 0.19 or newer, whose form the installed {installed} cannot read. "
+            "Install megatron-core>=0.19, or load it where it was written."
+        )
 
 
 def _known_reason(error: BaseException) -> str:

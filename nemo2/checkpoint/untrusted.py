@@ -17,11 +17,12 @@ import pickle
 import types
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, Optional
 
 import torch
+from torch.distributed.checkpoint.metadata import TensorProperties
 
 from nemo2.base.files import open_regular, why_not_inside
 from nemo2.checkpoint.foreign_files import read_json
@@ -67,11 +68,22 @@ _CLASSES = {
     "collections": {"OrderedDict"},
     "_codecs": {"encode"},
 }  # fmt: skip
-"""Names in the ``.metadata`` of torch 2.6 to 2.13 and Megatron-Core 0.15 to 0.19."""
+"""Names in the ``.metadata`` of torch 2.6 to 2.15 and Megatron-Core 0.15 to 0.19."""
+
+
+class _AnyTensorProperties:
+    """torch's `TensorProperties`, also from a newer torch. Their state is a tuple, which grows at its end (strides, of the
+    writer's tensor, in torch 2.15); torch 2.13 fails on the longer one and needs nothing of the rest."""
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        self.__class__ = TensorProperties
+        self.__setstate__(state[: len(fields(TensorProperties))])
 
 
 class _MetadataUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
+        if (module, name) == (TensorProperties.__module__, TensorProperties.__name__):
+            return _AnyTensorProperties
         if name in _CLASSES.get(module, ()):
             return super().find_class(module, name)
         if module == "torch":
@@ -104,7 +116,8 @@ def read_metadata(weights: Path) -> Any:
         raise SecurityError(f"{weights}: {error}") from None
     except Exception as error:  # unpickling garbage raises anything
         raise CheckpointError(
-            f"{path} is damaged and cannot be unpickled ({type(error).__name__}). Load another checkpoint."
+            f"{path} is damaged, or was written by a newer torch than the installed {torch.__version__}, and cannot be "
+            f"unpickled ({type(error).__name__}). Load another checkpoint, or upgrade torch."
         ) from error
 
 

@@ -1010,18 +1010,33 @@ def _(result: Any, chunk: int, flag: Any, tensors: list[list[Any]], scale: Any) 
 
 
 @values_for("multi_tensor_adam")
-def _(
-    result: Any, chunk: int, flag: Any, tensors: list[list[Any]], lr: float, beta1: float, beta2: float, eps: float, step: int,
-    decoupled: int, corrected: int, decay: float,
-) -> None:  # fmt: skip
-    one, two = (1 - beta1**step, 1 - beta2**step) if corrected else (1, 1)
+def _(result: Any, chunk: int, flag: Any, tensors: list[list[Any]], *settings: Any) -> None:
     for gradient, parameter, first, second, *master in zip(*tensors, strict=True):
-        weights = read(master[0] if master else parameter)
-        slope = read(gradient) + (0 if decoupled else decay * weights)
-        m = beta1 * read(first) + (1 - beta1) * slope
-        v = beta2 * read(second) + (1 - beta2) * slope * slope
-        update = (m / one) / ((v / two).sqrt() + eps) + (decay * weights if decoupled else 0)
-        for target, values in zip(
-            (first, second, parameter, *master), (m, v, *[weights - lr * update] * 2), strict=False
-        ):
-            write(target, values)
+        weights = _adam(gradient, read(master[0] if master else parameter), first, second, *settings)
+        for target in (parameter, *master):
+            write(target, weights)
+
+
+@values_for("multi_tensor_adam_param_remainder")
+def _(result: Any, chunk: int, flag: Any, tensors: list[list[Any]], *settings: Any) -> None:
+    """The lower half of the main parameter is stored; the parameter is its upper half, rounded up where the lower is negative."""
+    for gradient, parameter, first, second, remainder in zip(*tensors, strict=True):
+        upper, lower = operators.on_cpu(parameter).view(torch.int16), operators.on_cpu(remainder)
+        bits = ((upper - (lower < 0).short()).int() << 16) | (lower.int() & 0xFFFF)
+        bits = _adam(gradient, bits.view(torch.float32), first, second, *settings).view(torch.int32)
+        lower.copy_(bits.short())
+        upper.copy_((bits >> 16).short() + (bits.short() < 0).short())
+
+
+def _adam(
+    gradient: Any, weights: torch.Tensor, first: Any, second: Any, lr: float, beta1: float, beta2: float, eps: float,
+    step: int, decoupled: int, corrected: int, decay: float,
+) -> torch.Tensor:  # fmt: skip
+    """The new weights, in fp32. The moments are written in place."""
+    one, two = (1 - beta1**step, 1 - beta2**step) if corrected else (1, 1)
+    slope = read(gradient) + (0 if decoupled else decay * weights)
+    m = beta1 * read(first) + (1 - beta1) * slope
+    v = beta2 * read(second) + (1 - beta2) * slope * slope
+    write(first, m)
+    write(second, v)
+    return weights - lr * ((m / one) / ((v / two).sqrt() + eps) + (decay * weights if decoupled else 0))

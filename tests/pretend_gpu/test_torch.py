@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The pretend GPU against torch on the CPU: operators, NCCL, graphs, memory. `make pretend-gpu` runs this where it can run."""
 
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -40,6 +42,14 @@ OPERATORS: dict[str, Callable[..., Tensor]] = {
     "several at once": lambda a, b: torch.stack(torch._foreach_mul([a, b], [b, b])),  # pyright: ignore[reportPrivateImportUsage]
     "complex numbers": lambda a, b: torch.fft.ifft(torch.complex(a, b)).real,
 }
+
+
+def test_operators_compute_too_where_somebody_looked_for_torch_before_it_was_imported():
+    program = (
+        "import importlib.util; importlib.util.find_spec('torch'); import torch; print(torch.ones(2, device='cuda'))"
+    )
+    answer = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    assert answer.stdout == "tensor([1., 1.], device='cuda:0')\n", answer.stderr
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

@@ -203,6 +203,24 @@ def test_adam_is_torchs(fill, decoupled):
     same([ours], [parameter], rtol=1e-5, atol=1e-6)
 
 
+def test_adam_with_remainders_has_the_main_parameters_of_adam(fill):
+    """Which are what a checkpoint gets (`nemo2.mcore.optim.megatron`)."""
+    from nemo2.mcore.optim.megatron import join_main_params, split_main_params
+
+    main = drawn(40, 3).requires_grad_()
+    optimizer = torch.optim.AdamW([main], lr=0.1, betas=(0.8, 0.9), eps=1e-6, weight_decay=0.05)
+    ours, remainders = (gpu(half) for half in split_main_params(main.detach()))
+    first, second = gpu(torch.zeros(40, 3)), gpu(torch.zeros(40, 3))
+    for step in (1, 2, 3):
+        main.grad = drawn(40, 3, seed=step)
+        optimizer.step()
+        tensors = [[gpu(main.grad)], [ours], [first], [second], [remainders]]
+        flag = torch.zeros(1, dtype=torch.int32, device="cuda")
+        fill("multi_tensor_adam_param_remainder", None, 65536, flag, tensors, 0.1, 0.8, 0.9, 1e-6, step, 1, 1, 0.05)
+    same([ours], [main.bfloat16()], rtol=1e-2, atol=1e-6)
+    same([join_main_params(ours.cpu(), remainders.cpu())], [main], rtol=1e-5, atol=1e-6)
+
+
 def test_norms_of_several_tensors_and_scaling_report_infinities(fill):
     tensors = [drawn(3, 4), drawn(5, seed=1)]
     total, each = empty(torch.zeros(1), torch.zeros(2))

@@ -126,6 +126,8 @@ class MegatronOptimizer(torch.optim.Optimizer):
             # Megatron-Core gives SGD no such function, but calls it on load.
             if type(getattr(part, "optimizer", None)).__name__.endswith("SGD") and part.init_state_fn is None:
                 part.init_state_fn = _make_momentum_buffers
+            if hasattr(part, "_get_main_param_and_optimizer_states"):
+                _store_whole_main_params(part)
         self.defaults: dict[str, Any] = {"lr": config.lr, "weight_decay": config.weight_decay}
         self.grad_norm: Optional[float] = None
         """The global gradient norm of the last step before clipping. None before the first step, or if it isn't
@@ -226,6 +228,53 @@ def _without_stub_optimizers(whole: Any) -> Any:
     parts = getattr(whole, "chained_optimizers", [])
     busy = [one for one in parts if not getattr(one, "is_stub_optimizer", False)]
     return ChainedOptimizer(busy) if busy and len(busy) < len(parts) else whole
+
+
+def join_main_params(params: Tensor, remainders: Tensor) -> Tensor:
+    """The fp32 main parameters of bf16 ``params`` and the ``remainders`` (int16, same shape) that Transformer Engine's fused
+    Adam keeps with ``store_param_remainders``.
+
+    Its kernel rounds the upper half of a main parameter up where the lower half, as a signed number, is negative
+    (``AdamFunctorMasterParamRemainder`` in Transformer Engine's multi_tensor_apply).
+    """
+    return ((params.view(torch.int16).to(torch.int32) << 16) + remainders.to(torch.int32)).view(torch.float32)
+
+
+def split_main_params(main_params: Tensor) -> tuple[Tensor, Tensor]:
+    """The inverse of `join_main_params`: the bf16 parameters and the remainders of fp32 ``main_params``."""
+    bits = main_params.contiguous().view(torch.int32)
+    upper = (bits + 0x8000) >> 16
+    return upper.to(torch.int16).view(torch.bfloat16), (bits - (upper << 16)).to(torch.int16)
+
+
+def _store_whole_main_params(part: Any) -> None:
+    """Let the distributed optimizer ``part`` save and load fp32 main parameters also where it keeps only remainders.
+
+    Megatron-Core stores the remainders as if they were the parameters. It can't load them in another layout, because
+    Transformer Engine requires int16 and gets fp32, and an optimizer that keeps whole main parameters would take them for
+    parameters.
+    """
+    read, write = part._get_main_param_and_optimizer_states, part._set_main_param_and_optimizer_states
+
+    def shard_of(param: Parameter) -> Tensor:
+        group, index = part.model_param_group_index_map[param]
+        return part.optimizer.param_groups[group]["params"][index]
+
+    def read_whole(param: Parameter) -> dict[str, Any]:
+        tensors = read(param)
+        if tensors["param"].dtype == torch.int16:
+            tensors["param"] = join_main_params(shard_of(param).detach(), tensors["param"])
+        return tensors
+
+    def write_whole(param: Parameter, tensors: dict[str, Any]) -> None:
+        shard = shard_of(param)
+        if getattr(part.optimizer, "store_param_remainders", False) and shard.dtype == torch.bfloat16:
+            rounded, remainders = split_main_params(tensors["param"])
+            shard.data.copy_(rounded)
+            tensors = {**tensors, "param": remainders}
+        write(param, tensors)
+
+    part._get_main_param_and_optimizer_states, part._set_main_param_and_optimizer_states = read_whole, write_whole
 
 
 def _make_momentum_buffers(inner: torch.optim.Optimizer, config: OptimizerConfig) -> None:

@@ -19,11 +19,16 @@ class _AfterImport(importlib.abc.MetaPathFinder):
     }
 
     def __init__(self):
-        self.waiting = dict(self.files)
+        self.searching = set()
 
     def find_spec(self, fullname, path, target=None):
-        name = self.waiting.pop(fullname, None)
-        spec = None if name is None else importlib.util.find_spec(fullname)
+        """Also asked by who only wants to know whether the module is there, as transformers does, before it is imported."""
+        name = self.files.get(fullname)
+        if name is None or fullname in self.searching:
+            return None
+        self.searching.add(fullname)
+        spec = importlib.util.find_spec(fullname)
+        self.searching.remove(fullname)
         if spec is None or spec.loader is None:
             return spec
         execute = spec.loader.exec_module

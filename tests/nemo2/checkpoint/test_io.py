@@ -5,10 +5,12 @@ import functools
 import os
 import shutil
 import types
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import pytest
+from packaging.version import Version
 
 from support import small_runs
 
@@ -146,14 +148,19 @@ def test_a_checkpoint_of_two_tensor_parallel_ranks_is_the_same_model_in_one_proc
 
 def failing_loads(directory: str, damages: list[str]) -> dict[str, str]:
     """The answer to each damage of a good checkpoint."""
+    from unittest import mock
+
+    from nemo2.checkpoint import io
     from nemo2.errors import CheckpointError
 
     small_runs.fit(small_runs.build_llama(), max_steps=1, callbacks=[keeping(directory, every_n_train_steps=1)])
     answers = {}
     for damage in damages:
         path = _damaged(Path(directory) / "step=1", damage)
+        installed = {**io.versions(), **({"megatron-core": "0.16.1"} if damage == OLDER else {})}
         try:
-            small_runs.fit(small_runs.build_llama(), max_steps=2, ckpt_path=str(path))
+            with mock.patch.object(io, "versions", lambda installed=installed: installed):
+                small_runs.fit(small_runs.build_llama(), max_steps=2, ckpt_path=str(path))
         except CheckpointError as error:
             answers[damage] = str(error)
     return answers
@@ -196,6 +203,7 @@ def _flip_a_bit(file: Path) -> None:
     file.write_bytes(content)
 
 
+OLDER = "older library"
 DAMAGES = {
     "flipped": r"flipped is damaged: weights/\S+\.distcp has changed since it was written \(its SHA-256 differs\)",
     "flipped pickle": r"flipped pickle is damaged: weights/\S+\.distcp has changed since it was written",
@@ -206,12 +214,14 @@ DAMAGES = {
     "no metadata": r"no metadata is damaged: weights/metadata\.json is missing",
     "empty": r"empty contains no Megatron-Core checkpoint",
 }
+if Version(version("megatron-core")) >= Version("0.19"):  # before, checkpoints have a form that 0.16 reads
+    DAMAGES[OLDER] = r"written with Megatron-Core 0\.19 or newer.*the installed 0\.16\.1 cannot read"
 
 
 def test_damage_is_named_on_every_rank(run_on_ranks, tmp_path):
     import re
 
-    for answers in run_on_ranks(failing_loads, 2, str(tmp_path), list(DAMAGES), timeout=60.0):
+    for answers in run_on_ranks(failing_loads, 2, str(tmp_path), list(DAMAGES), timeout=180.0):
         assert answers.keys() == DAMAGES.keys()
         for damage, pattern in DAMAGES.items():
             assert re.search(pattern, answers[damage], re.DOTALL), answers[damage]

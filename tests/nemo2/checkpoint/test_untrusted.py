@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch.distributed.checkpoint import FileSystemReader, load, save
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.metadata import TensorProperties
 
 from nemo2.checkpoint.untrusted import data_only, read_metadata
 from nemo2.errors import CheckpointError, SecurityError
@@ -78,6 +79,20 @@ def test_metadata_that_is_garbage_is_a_named_error(tmp_path, content):
     (tmp_path / ".metadata").write_bytes(content)
     with pytest.raises(CheckpointError, match=r"\.metadata is damaged"):
         read_metadata(tmp_path)
+
+
+def test_metadata_of_a_newer_torch_is_read(tmp_path, monkeypatch):
+    """torch 2.15 pickles a value more than 2.13, which can't read it."""
+    state = TensorProperties.__getstate__
+    monkeypatch.setattr(TensorProperties, "__getstate__", lambda self: (*state(self), "new"))
+    weights = saved(tmp_path / "weights", {"x": torch.ones(3, dtype=torch.bfloat16)})
+    with pytest.raises(CheckpointException, match="too many values"):
+        load({"x": torch.zeros(3, dtype=torch.bfloat16)}, checkpoint_id=str(weights), no_dist=True)
+    assert type(read_metadata(weights).state_dict_metadata["x"].properties) is TensorProperties
+    target = torch.zeros(3, dtype=torch.bfloat16)
+    with data_only():
+        load({"x": target}, checkpoint_id=str(weights), no_dist=True)
+    assert target.tolist() == [1, 1, 1]
 
 
 def test_an_object_in_a_shard_that_runs_something_is_refused_and_torch_alone_would_run_it(tmp_path, marker):

@@ -376,7 +376,15 @@ from nemo2.training.run_dir.waiting import waiting_line
 RANK = int(os.environ.get("RANK", "0"))
 
 
+def start_together():
+    folder = os.path.dirname(__file__)
+    open(os.path.join(folder, f"pid-{os.getpid()}"), "w").close()
+    while sum(name.startswith("pid-") for name in os.listdir(folder)) < int(os.environ["WORLD_SIZE"]):
+        time.sleep(0.01)
+
+
 def work(canary_file: str):
+    start_together()
     for step in range(2):
         print(format_line("Training", epoch=0, step=step, last_step=1, metrics={"reduced_train_loss": 2.0}), flush=True)
     with open(os.environ["NEMO2_RUN_DIR_FILE"], "w") as file:
@@ -386,6 +394,7 @@ def work(canary_file: str):
 
 
 def fail():
+    start_together()
     install_fault_hook()
     if RANK == 1:
         raise OSError("the disk of rank 1 is full")
@@ -393,12 +402,14 @@ def fail():
 
 
 def die():
+    start_together()
     if RANK == 1:
         os.kill(os.getpid(), signal.SIGKILL)
     time.sleep(120)
 
 
 def wait():
+    start_together()
     print("waiting", flush=True)
     time.sleep(120)
 '''
@@ -419,12 +430,11 @@ def tasks(tmp_path, monkeypatch):
     sys.modules.pop("launch_tasks", None)
 
 
-def ranks_alive(home):
-    found = []
-    for process in psutil.process_iter(["cmdline"]):
-        if any(str(home) in part for part in process.info["cmdline"] or []):
-            found.append(process.pid)
-    return found
+def ranks(folder):
+    """Of the ranks that ran one of `TASKS`, which stand in ``folder``: how many started, and which didn't end."""
+    pids = [int(path.name.removeprefix("pid-")) for path in folder.glob("pid-*")]
+    _, running = psutil.wait_procs([psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)], timeout=10)
+    return len(pids), running
 
 
 def test_a_run_of_two_ranks_succeeds_in_this_interpreter_and_leaves_no_secret(
@@ -439,7 +449,7 @@ def test_a_run_of_two_ranks_succeeds_in_this_interpreter_and_leaves_no_secret(
         assert (world, token) == ("2", "canary-8d3f")
     out = capsys.readouterr().out
     assert out.count("iteration 1/1") == 1, "only rank 0 is shown"
-    assert not ranks_alive(tmp_path / "home")
+    assert ranks(tmp_path) == (2, [])
     assert not list((tmp_path / "home" / "nemo2").iterdir())
     leaked = [path for path in (tmp_path / "home").rglob("*") if path.is_file() and b"canary-8d3f" in path.read_bytes()]
     assert not leaked
@@ -457,7 +467,7 @@ def test_a_failing_rank_ends_the_others_at_once_and_is_raised_here(tasks, tmp_pa
     with pytest.raises(RankFailure, match=message) as caught:
         launch(Partial(getattr(tasks, task)), devices=2, name=task, check=False)
     assert caught.value.rank == 1 and caught.value.log_dir.is_dir()
-    assert not ranks_alive(tmp_path / "home")
+    assert ranks(tmp_path) == (2, [])
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == handlers
 
 
@@ -488,10 +498,9 @@ def test_a_signal_to_the_launcher_ends_the_ranks(tasks, tmp_path):
     )
     try:
         assert process.stdout.readline() == "waiting\n"
-        assert len(ranks_alive(tmp_path / "home")) >= 2
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 143
-        assert not ranks_alive(tmp_path / "home")
+        assert ranks(tmp_path) == (2, [])
     finally:
         process.kill()
         process.wait()
@@ -521,4 +530,4 @@ def test_a_dry_run_starts_nothing_and_says_what_it_would(tasks, tmp_path, capsys
     assert result.status == "dryrun"
     out = capsys.readouterr().out
     assert "torchrun --nnodes 1 --nproc-per-node 2" in out and "PATH=" in out
-    assert not ranks_alive(tmp_path / "home")
+    assert ranks(tmp_path) == (0, [])

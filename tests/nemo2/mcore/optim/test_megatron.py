@@ -11,7 +11,7 @@ from megatron.core.optimizer import OptimizerConfig
 
 from nemo2.errors import ConfigError
 from nemo2.mcore.optim.lr_scheduler import CosineAnnealingScheduler
-from nemo2.mcore.optim.megatron import MegatronOptimizer, MegatronOptimizerModule
+from nemo2.mcore.optim.megatron import MegatronOptimizer, MegatronOptimizerModule, join_main_params, split_main_params
 from nemo2.mcore.parallel.megatron_parallel import MegatronParallel
 from support import small_runs
 
@@ -175,3 +175,21 @@ def test_parameters_are_staged_after_the_gradients_whose_buffer_they_share_are_z
     calls.clear()
     chunks.pause_param_gather(whole=False)
     assert calls == []
+
+
+def test_main_parameters_are_split_as_transformer_engine_rounds_them():
+    """Bit by bit the arithmetic of Transformer Engine's kernel: the lower half is kept, and the upper one is rounded up where
+    that is negative. Halves are drawn at random; ties and the numbers beside them are among them."""
+    generator = torch.Generator().manual_seed(0)
+    bits = torch.randint(-(2**31), 2**31 - 1, (1 << 16,), generator=generator, dtype=torch.int64).to(torch.int32)
+    bits[:6] = torch.tensor([0x3F808000, 0x3F807FFF, 0x3F80FFFF, 0x3F818000, -0x407F8000, 0])
+    main = bits.view(torch.float32)
+    main = main[main.isfinite() & (main.abs() < 3e38)]  # rounded up, the largest are infinite
+    rounded, remainders = split_main_params(main)
+    assert torch.equal(join_main_params(rounded, remainders), main)
+    bits = main.view(torch.int32)
+    lower = (bits & 0xFFFF).to(torch.int16)
+    assert torch.equal(remainders, lower)
+    assert torch.equal(rounded.view(torch.int16), (bits >> 16).to(torch.int16) + (lower < 0).to(torch.int16))
+    ties = lower == -0x8000
+    assert ties.any() and torch.equal(rounded[~ties], main[~ties].bfloat16())
