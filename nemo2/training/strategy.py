@@ -46,7 +46,6 @@ from nemo2.mcore.settle.settling import settle_run
 from nemo2.training.strategies.base import BaseStrategy
 from nemo2.training.strategies.live_settings import LiveSettings
 from nemo2.training.strategies.megatron_config import (
-    MAIN_PARAMETERS_TWICE,
     ddp_config_of,
     refuse_unsupported_arguments,
     strictness_of,
@@ -203,7 +202,11 @@ class MegatronStrategy(LiveSettings, BaseStrategy):
         arguments = dict(locals())
         refuse_unsupported_arguments(arguments)
         if ckpt_load_main_params and ckpt_load_optimizer:
-            raise ConfigError(MAIN_PARAMETERS_TWICE, rule="one-source-of-optimizer-state")
+            raise ConfigError(
+                "strategy.ckpt_load_main_params=True and strategy.ckpt_load_optimizer=True: the optimizer state already "
+                "contains the main parameters. Set one of them to False.",
+                rule="one-source-of-optimizer-state",
+            )
         ckpt_load_strictness = strictness_of(ckpt_load_strictness)
         self.ddp_config = ddp_config_of(ddp)
         num_distributed_optimizer_instances = unify_num_instances(num_distributed_optimizer_instances, self.ddp_config)
