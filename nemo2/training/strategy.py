@@ -33,7 +33,7 @@ from nemo2.checkpoint.forms.megatron import MegatronForm
 from nemo2.checkpoint.io import MegatronCheckpointIO
 from nemo2.config.capture import configurable
 from nemo2.config.notices import announce_machine_settings
-from nemo2.config.provenance import adjusting, note_explicit_fields
+from nemo2.config.provenance import adjusting
 from nemo2.config.requested import refuse_silent_changes
 from nemo2.errors import ConfigError
 from nemo2.mcore.optim.megatron import MegatronOptimizer
@@ -231,10 +231,6 @@ class MegatronStrategy(LiveSettings, BaseStrategy):
         self.parallelism = ParallelismConfig(
             **{field.name: arguments[field.name] for field in fields(ParallelismConfig)}
         )
-        if pipeline_dtype is not None:
-            # Noted here because the precision plugin follows an explicit dtype, and a dataclass without defaults can't
-            # tell which fields the user set.
-            note_explicit_fields(self.parallelism, {"pipeline_dtype": pipeline_dtype})
         self.fsdp = fsdp
         if fsdp and pipeline_model_parallel_size > 1:
             raise ConfigError(

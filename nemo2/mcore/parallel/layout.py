@@ -232,13 +232,13 @@ class ParallelismConfig:
     sequence_parallel: bool
     expert_model_parallel_size: int
     expert_tensor_parallel_size: Optional[int]
-    pipeline_dtype: Optional[Any]
+    pipeline_dtype: Optional[Any] = None
     """A torch dtype. This module doesn't import torch."""
-    microbatch_group_size_per_vp_stage: Optional[int]
-    num_layers_in_first_pipeline_stage: Optional[int]
-    num_layers_in_last_pipeline_stage: Optional[int]
-    account_for_embedding_in_pipeline_split: bool
-    account_for_loss_in_pipeline_split: bool
-    pipeline_model_parallel_layout: Optional[Union[str, list]]
-    pipeline_model_parallel_comm_backend: Optional[str]
-    use_te_rng_tracker: bool
+    microbatch_group_size_per_vp_stage: Optional[int] = None
+    num_layers_in_first_pipeline_stage: Optional[int] = None
+    num_layers_in_last_pipeline_stage: Optional[int] = None
+    account_for_embedding_in_pipeline_split: bool = False
+    account_for_loss_in_pipeline_split: bool = False
+    pipeline_model_parallel_layout: Optional[Union[str, list]] = None
+    pipeline_model_parallel_comm_backend: Optional[str] = None
+    use_te_rng_tracker: bool = False

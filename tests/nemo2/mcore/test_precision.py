@@ -23,7 +23,7 @@ from support import small_runs
 def ddp(*explicit: str, **fields: Any) -> DistributedDataParallelConfig:
     """A DDP configuration as a recipe builds it, which notes what its user set."""
     config = DistributedDataParallelConfig(**fields)
-    note_explicit_fields(config, explicit or fields)
+    note_explicit_fields(config, {name: getattr(config, name) for name in explicit} or fields)
     return config
 
 
