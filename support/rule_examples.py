@@ -125,19 +125,6 @@ EXAMPLES: tuple[Example, ...] = (
     example("layer-pattern-has-every-layer", "model.config.num_layers=26", recipe="deepseek_v2_lite"),
     # Tensor and sequence parallelism
     example(
-        "heads-over-tensor-ranks",
-        f"{TP}=3 {CP}=1 trainer.devices=6 data.global_batch_size=510 model.config.ffn_hidden_size=14352 "
-        "model.config.num_query_groups=1 model.config.vocab_size=129024",
-        f"{TP}=2 {CP}=1 trainer.devices=6 data.global_batch_size=510",
-    ),
-    example(
-        "groups-over-tensor-ranks",
-        f"{TP}=8 {CP}=1 {SP} model.config.num_attention_heads=24 model.config.num_query_groups=12 "
-        "model.config.kv_channels=128",
-        f"{TP}=8 {CP}=1 {SP} model.config.num_attention_heads=24 model.config.num_query_groups=8 "
-        "model.config.kv_channels=128",
-    ),
-    example(
         "feed-forward-over-tensor-ranks",
         f"{TP}=2 model.config.ffn_hidden_size=14335",
         f"{TP}=2 model.config.ffn_hidden_size=14336",
@@ -209,7 +196,6 @@ EXAMPLES: tuple[Example, ...] = (
     example("layers-over-stages", f"{PP}=3 trainer.devices=6 data.global_batch_size=510", f"{PP}=4 trainer.devices=8"),
     example("layers-for-every-stage", f"{PP}=2 {FIRST}=40", f"{PP}=2 {FIRST}=20"),
     example("layers-for-every-stage", f"{PP}=2 {FIRST}=12 {LAST}=12", f"{PP}=2 {FIRST}=12 {LAST}=20"),
-    example("layers-over-virtual-stages", f"{PP}=4 {VP}=3", f"{PP}=4 {VP}=4"),
     example("layers-over-virtual-stages", f"{PP}=4 {VP}=2 {FIRST}=5 {LAST}=3", f"{PP}=4 {VP}=2 {FIRST}=4 {LAST}=4"),
     example(
         "stages-send-what-they-hold",
@@ -263,12 +249,6 @@ EXAMPLES: tuple[Example, ...] = (
         recipe="deepseek_v2_lite",
     ),
     example(
-        "whole-bias-on-one-rank",
-        f"{TP}=2 {SP} {EP}=4 model.config.add_bias_linear=True",
-        f"{TP}=2 {SP} {EP}=4 model.config.add_bias_linear=True {ETP}=1",
-        recipe="mixtral_8x7b",
-    ),
-    example(
         "best-of-group-needs-plain-router",
         "model.config.moe_router_fusion=True",
         "model.config.moe_router_fusion=False",
@@ -293,21 +273,19 @@ EXAMPLES: tuple[Example, ...] = (
         recipe="nemotronh_4b",
     ),
     # Batches and sequences
-    example("batches-are-counts", "data.micro_batch_size=0", "data.micro_batch_size=1"),
     example(
         "batch-over-replicas",
         "data.global_batch_size=510 data.micro_batch_size=2",
         "data.global_batch_size=512 data.micro_batch_size=2",
     ),
-    example("ramp-up-over-replicas", "data.rampup_batch_size=[30,2,1000]", "data.rampup_batch_size=[32,16,1000]"),
+    example("batch-over-replicas", "data.rampup_batch_size=[30,2,1000]", "data.rampup_batch_size=[32,16,1000]"),
     example(
         "micro-batches-in-groups",
         f"{PP}=4 {VP}=2 {CP}=1 data.global_batch_size=10",
         f"{PP}=4 {VP}=2 {CP}=1 data.global_batch_size=16",
     ),
-    example("groups-fill-the-stages", f"{PP}=4 {VP}=2 {GROUP}=2", f"{PP}=4 {VP}=2 {GROUP}=4"),
+    example("micro-batches-in-groups", f"{PP}=4 {VP}=2 {GROUP}=2", f"{PP}=4 {VP}=2 {GROUP}=4"),
     example("one-sequence-length", "model.config.seq_length=4096", "data.seq_length=4096"),
-    example("accumulation-is-micro-batches", "trainer.accumulate_grad_batches=4", "data.global_batch_size=2048"),
     example(
         "samples-for-every-step",
         recipe="llama_tiny",
@@ -413,6 +391,7 @@ EXAMPLES: tuple[Example, ...] = (
     # Precision
     example("gpu-has-the-format", FP8, FP8, gpu=("A100", "H100")),
     example("gpu-has-the-format", gpu=("V100", "A100")),
+    example("gpu-has-the-format", FP8, "trainer.plugins.fp8=None", recipe="llama_tiny", here=True),
     example("products-in-whole-blocks", f"{FP8} {CP}=2 data.seq_length=8180", f"{FP8} {CP}=2 data.seq_length=8192"),
     example(
         "products-in-whole-blocks",
@@ -446,7 +425,6 @@ EXAMPLES: tuple[Example, ...] = (
         FULL,
         f"{FULL} model.config.recompute_method=block model.config.recompute_num_layers=4",
     ),
-    example("full-recomputation-says-how", f"{SELECTIVE} model.config.recompute_num_layers=1", SELECTIVE),
     example(
         "recomputation-is-asked-for",
         "model.config.recompute_method=block model.config.recompute_num_layers=4",
@@ -526,7 +504,8 @@ EXAMPLES: tuple[Example, ...] = (
     ),
     example("optimizer-is-known", "optim.config.optimizer=adamw", "optim.config.optimizer=adam"),
     example("distributed-optimizer-is-adams", "optim.config.optimizer=sgd", "optim.config.optimizer=adam"),
-    example("clipping-is-the-optimizers", "trainer.gradient_clip_val=1.0", "optim.config.clip_grad=1.0"),
+    example("steps-are-megatron-cores", "trainer.gradient_clip_val=1.0", "optim.config.clip_grad=1.0"),
+    example("steps-are-megatron-cores", "trainer.accumulate_grad_batches=4", "data.global_batch_size=2048"),
     example(
         "offloaded-optimizer-decouples-decay",
         f"{OFFLOADED} {AWARE} optim.config.decoupled_weight_decay=False",
@@ -640,20 +619,6 @@ EXAMPLES: tuple[Example, ...] = (
     ),
     # Optional packages
     example(
-        "low-precision-needs-transformer-engine",
-        "trainer.plugins.fp8=hybrid",
-        "trainer.plugins.fp8=None",
-        recipe="llama_tiny",
-        here=True,
-    ),
-    example(
-        "aware-optimizer-needs-transformer-engine",
-        "optim.config.use_precision_aware_optimizer=True",
-        "optim.config.use_precision_aware_optimizer=False",
-        recipe="llama_tiny",
-        here=True,
-    ),
-    example(
         "plain-layers-can-do-it",
         "model.config.qk_clip=True",
         "model.config.qk_clip=False",
@@ -712,5 +677,33 @@ EXAMPLES: tuple[Example, ...] = (
         "megatron-core-agrees",
         "model.config.rotary_interleaved=True model.config.multi_latent_attention=True",
         "model.config.rotary_interleaved=False",
+    ),
+    example(
+        "megatron-core-agrees",
+        f"{TP}=3 {CP}=1 trainer.devices=6 data.global_batch_size=510 model.config.ffn_hidden_size=14352 "
+        "model.config.num_query_groups=1 model.config.vocab_size=129024",
+        f"{TP}=2 {CP}=1 trainer.devices=6 data.global_batch_size=510",
+    ),
+    example(
+        "megatron-core-agrees",
+        f"{TP}=8 {CP}=1 {SP} model.config.num_attention_heads=24 model.config.num_query_groups=12 "
+        "model.config.kv_channels=128",
+        f"{TP}=8 {CP}=1 {SP} model.config.num_attention_heads=24 model.config.num_query_groups=8 "
+        "model.config.kv_channels=128",
+    ),
+    example("megatron-core-agrees", f"{PP}=4 {VP}=3", f"{PP}=4 {VP}=4"),
+    example(
+        "megatron-core-agrees",
+        f"{TP}=2 {SP} {EP}=4 model.config.add_bias_linear=True",
+        f"{TP}=2 {SP} {EP}=4 model.config.add_bias_linear=True {ETP}=1",
+        recipe="mixtral_8x7b",
+    ),
+    example("megatron-core-agrees", f"{SELECTIVE} model.config.recompute_num_layers=1", SELECTIVE),
+    example(
+        "megatron-core-agrees",
+        "optim.config.use_precision_aware_optimizer=True",
+        "optim.config.use_precision_aware_optimizer=False",
+        recipe="llama_tiny",
+        here=True,
     ),
 )

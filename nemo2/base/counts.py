@@ -27,16 +27,14 @@ def count_problems(owner: str, *, least: int = 1, others: Sequence[str | None] =
     ]
 
 
-def require_counts(
-    owner: str, *, least: int = 1, others: Sequence[str | None] = (), rule: str | None = None, **counts: object
-) -> None:
-    """Refuse settings that aren't counts, see `count_problems`. ``rule``: see `ConfigError`.
+def require_counts(owner: str, *, least: int = 1, others: Sequence[str | None] = (), **counts: object) -> None:
+    """Refuse settings that aren't counts, see `count_problems`.
 
     Raises:
         ConfigError: some of them aren't.
     """
     if problems := count_problems(owner, least=least, others=others, **counts):
-        raise ConfigError("\n".join(problems), rule=rule)
+        raise ConfigError("\n".join(problems))
 
 
 def counted(number: int, noun: str, plural: str = "") -> str:

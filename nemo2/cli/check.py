@@ -80,7 +80,7 @@ def judgement(recipe: Any, *, name: str, machine: Machine, chosen: bool = True) 
     from nemo2.data.mock import is_mock
     from nemo2.preflight.checks import RULES, find, nearest_layouts
     from nemo2.preflight.checks.facts import read_facts
-    from nemo2.preflight.checks.table import LAYOUT_TOPICS
+    from nemo2.preflight.checks.table import is_of_the_layout
     from nemo2.preflight.planner.size import size_of
 
     facts = read_facts(recipe, machine=machine)
@@ -88,7 +88,7 @@ def judgement(recipe: Any, *, name: str, machine: Machine, chosen: bool = True) 
     launched = facts.devices if machine.local else None
     problems = find(recipe, devices=launched, local=machine.local, chosen=chosen, machine=machine)
     size = size_of(recipe, machine)
-    near = nearest_layouts(facts) if any(problem.topic in LAYOUT_TOPICS for problem in problems) else []
+    near = nearest_layouts(facts) if any(map(is_of_the_layout, problems)) else []
     return {
         "recipe": name,
         "nodes": facts.nodes,

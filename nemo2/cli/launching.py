@@ -12,7 +12,7 @@ import typer
 from nemo2.cli.adapter import AT_LEAST_1
 from nemo2.cli.flags import MachineOptions, kind_of, on_machine, set_option
 from nemo2.cli.sources import changed
-from nemo2.cli.trackers import add_trackers, place_trackers, tracker_called, variables_for
+from nemo2.cli.trackers import add_trackers, tracker_called, variables_for
 from nemo2.errors import ConfigError
 from nemo2.launch.clusters import resolve_executor
 from nemo2.mcore.settle.machine import Machine
@@ -107,7 +107,6 @@ def logged(
     ):
         if requested is not None:
             set_option(recipe.log, field, requested, option=option, path=f"log.{field}")
-    place_trackers(recipe, trackers)
     if isinstance(options, TrainingOptions) and options.accept_changes:
         recipe.resume.accept_changes = True
     return recipe

@@ -49,15 +49,6 @@ def give_data(recipe: Any, path: str) -> None:
         recipe.data = data
 
 
-def refuse_unknown_tokenizer(recipe: Any, path: str) -> None:
-    """Raise ConfigError if neither the recipe nor the files name the tokenizer of the tokens at ``path``."""
-    if getattr(recipe, "tokenizer", None) is None and getattr(recipe.data, "tokenizer", None) is None:
-        raise ConfigError(
-            f"--data {path}: there is no {path}_tokenizer.json beside the tokens; set the tokenizer that made them: "
-            "'data.tokenizer=BPETokenizer(path=tokenizer.json)' or 'data.tokenizer=AutoTokenizer(pretrained_model_name=NAME)'."
-        )
-
-
 def _tokens(path: str) -> Any:
     from nemo2.config import Config
     from nemo2.data.pretraining import PreTrainingDataModule

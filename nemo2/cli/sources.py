@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, Optional
 import typer
 
 from nemo2.base.names import did_you_mean
-from nemo2.cli.own_data import give_data, refuse_data, refuse_unknown_tokenizer
+from nemo2.cli.own_data import give_data, refuse_data
 from nemo2.cli.recipe_files import NAME, changes_in, names_its_run, recipe_file, recipe_in
 from nemo2.errors import ConfigError
 from nemo2.training.run_dir.records import RECIPE_FILE
@@ -58,8 +58,6 @@ def changed(make: Callable[[], Any], overrides: list[str], *, data: Optional[str
         from nemo2.config import apply_overrides
 
         recipe = apply_overrides(recipe, overrides) or recipe
-    if data is not None:
-        refuse_unknown_tokenizer(recipe, data)
     return recipe
 
 

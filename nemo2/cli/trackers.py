@@ -3,7 +3,6 @@
 
 import os
 from collections.abc import Iterable
-from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any, Optional
 
@@ -44,31 +43,6 @@ def add_trackers(recipe: Any, words: Iterable[str]) -> None:
             own.save_dir = own.save_dir if "save_dir" in own.__arguments__ else "tb_logs"
         for argument, value in tracker.offline.items() if offline else ():
             setattr(own, argument, value)
-
-
-def place_trackers(recipe: Any, words: Iterable[str]) -> None:
-    """Set each tracker's project and the path of its files from the run's name and folder, unless the recipe sets them.
-    Call it when the run's name and folder are final."""
-    log = recipe.log
-    folder = Path(log.explicit_log_dir or log.log_dir or "nemo_experiments").absolute()
-    for word in words:
-        tracker, offline = tracker_called(word)
-        own = logger_of(log, tracker)
-        if own is None:  # an override removed the logger
-            continue
-        arguments = own.__arguments__
-        if tracker.project and not arguments.get(tracker.project):
-            setattr(own, tracker.project, log.name)
-        if (
-            tracker.name == "mlflow"
-            and not arguments.get("tracking_uri")
-            and (offline or not os.environ.get("MLFLOW_TRACKING_URI"))
-        ):
-            # The store in one SQLite file, because MLflow 3 refuses its older store of folders.
-            own.tracking_uri = f"sqlite:///{folder / 'mlflow.db'}"
-            own.artifact_location = arguments.get("artifact_location") or (folder / "mlflow").as_uri()
-        if tracker.name == "comet" and not arguments.get("offline_directory"):
-            own.offline_directory = str(folder / "comet")
 
 
 def logger_of(log: Any, tracker: Any) -> Optional[Any]:

@@ -75,12 +75,7 @@ def _from_fields(obj: Any, fields: list[str]) -> dict[str, Any] | None:
         if not field.init:
             continue
         value = getattr(obj, field.name)
-        if field.default is not dataclasses.MISSING:
-            default = field.default
-        elif field.default_factory is not dataclasses.MISSING:
-            default = field.default_factory()
-        else:
-            default = dataclasses.MISSING
+        default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
         if not is_same(value, default):
             arguments[field.name] = value
     return arguments

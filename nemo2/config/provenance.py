@@ -10,7 +10,7 @@ steps; and at the first step of a run a value that is nobody's last step stops i
 import contextlib
 import dataclasses
 import sys
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, Literal, NamedTuple, Optional
 
 _RECORD = "__nemo2_provenance__"
@@ -69,17 +69,10 @@ def note_call(obj: object, call: Call) -> None:
     _write(obj, record_of(obj)._replace(call=call))
 
 
-def note_explicit_fields(
-    obj: object, names: "Iterable[str] | Mapping[str, Any]", places: Optional[Mapping[str, str]] = None
-) -> None:
-    """Record on ``obj`` that its user set ``names`` in these ``places`` ("file:line").
-
-    Args:
-        names: With a mapping, the values as set. The class may have made others of them. Otherwise the current values.
-    """
-    if isinstance(names, Mapping):
-        note_own_changes(obj, names)
-    values = names if isinstance(names, Mapping) else {name: getattr(obj, name) for name in names if hasattr(obj, name)}
+def note_explicit_fields(obj: object, values: Mapping[str, Any], places: Optional[Mapping[str, str]] = None) -> None:
+    """Record on ``obj`` that its user set fields to ``values``, of which the class may have made others, in these
+    ``places`` ("file:line")."""
+    note_own_changes(obj, values)
     steps: dict[str, tuple[Step, ...]] = {
         name: tuple(step._replace(by="default") if step.by == "user" else step for step in old)
         for name, old in record_of(obj).steps.items()

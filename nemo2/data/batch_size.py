@@ -154,4 +154,4 @@ def check_positive(name: str, value: Any) -> None:
     Raises:
         ConfigError: ``value`` isn't a whole number of at least 1.
     """
-    require_counts("", rule="batches-are-counts", **{name: value})
+    require_counts("", **{name: value})

@@ -215,12 +215,19 @@ class PreTrainingDataModule(MegatronDataModule):
         needed = max_steps * self.global_batch_size
         if self.num_train_samples is None:
             return needed if needed > 0 else None
-        if self.num_train_samples < needed:
-            raise ConfigError(
-                f"num_train_samples={self.num_train_samples} is less than trainer.max_steps={max_steps} * "
-                f"global_batch_size={self.global_batch_size} = {needed}. Raise it to {needed}, or set it to None."
-            )
+        if problem := self.train_samples_problem(max_steps):
+            raise ConfigError(problem)
         return self.num_train_samples
+
+    def train_samples_problem(self, max_steps: int) -> Optional[str]:
+        """Why ``num_train_samples`` isn't enough for ``max_steps`` steps. None: it is, or it isn't set."""
+        samples, needed = self.num_train_samples, max_steps * self.global_batch_size
+        if samples is None or samples >= needed:
+            return None
+        return (
+            f"data.num_train_samples={samples} is less than trainer.max_steps * data.global_batch_size = {max_steps} * "
+            f"{self.global_batch_size} = {needed}. Set it to {needed} or more, or to None."
+        )
 
     def _evaluation_size(self, split: str, explicit: Optional[int]) -> Optional[int]:
         if explicit is not None or self.trainer is None:

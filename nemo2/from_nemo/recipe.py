@@ -26,6 +26,8 @@ from nemo2.checkpoint.foreign_files import nemo_adapters, refuse_links
 from nemo2.config import Config, Partial
 from nemo2.config.aliases import aliases_of, gone, parameter_names
 from nemo2.config.policy import NAMES_THAT_ARE_IMPORTED, SWITCHES_THAT_RUN_CODE, RecipePolicy
+from nemo2.config.provenance import is_same
+from nemo2.config.show import value_in_effect
 from nemo2.data.finetuning.base import SampleDataModule
 from nemo2.errors import CheckpointError, ConfigError
 from nemo2.from_nemo.names import find
@@ -326,15 +328,7 @@ def _is_written_by_nemo(cls: type, argument: str, value: Any) -> bool:
 def _is_default(cls: type, argument: str, value: Any) -> bool:
     """Whether the value is the default. NeMo stores every field of a dataclass, and in nemo2 an explicit field
     overrides the precision."""
-    parameter = inspect.signature(cls).parameters.get(argument)
-    if parameter is None:
-        return False
-    default = parameter.default
-    if dataclasses.is_dataclass(cls):
-        field = next((one for one in dataclasses.fields(cls) if one.name == argument), None)
-        if field is not None and field.default_factory is not dataclasses.MISSING:
-            default = field.default_factory()
-    return type(default) is type(value) and bool(default == value)
+    return is_same(value_in_effect(Config(cls), argument), value)
 
 
 def _is_precision(node: Any) -> bool:

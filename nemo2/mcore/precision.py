@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from nemo2.base.backend import get_backend
-from nemo2.base.backend.extras import ANY_VERSION, has, have_te, version_of, why_missing
+from nemo2.base.backend.extras import have_te
 from nemo2.base.names import did_you_mean
 from nemo2.config.aliases import NOT_HERE, register_elsewhere
 from nemo2.config.capture import configurable
@@ -340,16 +340,8 @@ class MegatronMixedPrecision(MixedPrecision):
         )
 
     def clip_gradients(self, optimizer: Any, clip_val: Any = 0, gradient_clip_algorithm: Any = None) -> None:
-        """Do nothing: Megatron-Core clips inside the optimizer step, by the norm over all model-parallel ranks.
-
-        Raises:
-            ConfigError: Lightning was asked to clip as well.
-        """
-        if clip_val:
-            raise ConfigError(
-                f"trainer.gradient_clip_val={clip_val}: Megatron-Core clips gradients in its optimizer step. Set "
-                f"optim.config.clip_grad={clip_val}, and leave trainer.gradient_clip_val unset."
-            )
+        """Do nothing: Megatron-Core clips inside the optimizer step, by the norm over all model-parallel ranks. The strategy
+        has refused a trainer that clips too."""
 
     def optimizer_step(self, optimizer: Any, model: Any, closure: Callable[[], Any], **kwargs: Any) -> Any:
         raise TypeError(
@@ -377,34 +369,47 @@ class MegatronMixedPrecision(MixedPrecision):
             )
         return settings
 
-    def check_hardware(self) -> None:
-        """Check that this machine supports the precision. The strategy calls this before it creates a process group.
+    def check_hardware(self, machine: Any) -> None:
+        """Check that a machine supports the precision, and warn of settings without effect. The strategy calls this before it
+        creates a process group.
+
+        Args:
+            machine: The machine of this process (`nemo2.mcore.settle.machine.Machine`).
 
         Raises:
             ConfigError: fp8 or fp4 without a GPU that supports it, or without Transformer Engine.
         """
-        config = self.dtype_config
         for sentence in self.ineffective():
             _warn(sentence)
-        name, value = ("fp8", config.fp8) if config.fp8 else ("fp4", config.fp4)
+        if problem := next(format_problems(self.dtype_config, machine, cuda=torch.version.cuda), None):
+            raise ConfigError(problem)
+
+
+def format_problems(dtypes: DtypeConfig, machine: Any, *, cuda: Optional[str] = None) -> Iterator[str]:
+    """Why a machine can't compute in the formats below 16 bits. Empty: it can, or there are none.
+
+    Args:
+        machine: A `nemo2.mcore.settle.machine.Machine`.
+        cuda: As in `what_is_lacking`.
+    """
+    for name in ("fp8", "fp4"):
+        value, recipe = getattr(dtypes, name), getattr(dtypes, f"{name}_recipe")
+        setting, version = f"trainer.plugins.{name}={value!r}", machine.transformer_engine
         if value is None:
-            return
-        if not torch.cuda.is_available():
-            raise ConfigError(
-                f"trainer.plugins.{name}={value!r}: this machine has no GPU, and {name} requires a GPU. Leave "
-                f"{name} unset on this machine. bf16-mixed runs on any machine."
+            continue
+        if version is None:
+            yield (
+                f"{setting}: {name} requires a GPU with Transformer Engine ({machine.te_missing}). Leave {name} unset on this "
+                "machine. bf16-mixed runs on any machine."
             )
-        if not has("transformer_engine"):
-            raise ConfigError(f"trainer.plugins.{name}={value!r}: {why_missing('transformer_engine')}.")
-        recipe = config.fp8_recipe if config.fp8 else config.fp4_recipe
-        lacking = what_is_lacking(
-            recipe,
-            capability=torch.cuda.get_device_capability(),
-            transformer_engine=version_of("transformer-engine") or ANY_VERSION,
-            cuda=torch.version.cuda,
-        )
-        if lacking is not None:
-            raise ConfigError(f"trainer.plugins.{name}={value!r} with recipe {recipe!r} {lacking}")
+            continue
+        if Version(version) < Version(SINCE.get(recipe, "0")):
+            yield (
+                f"trainer.plugins.{name}_recipe={recipe!r}: Transformer Engine {version} does not support this recipe. "
+                f"Install Transformer Engine {SINCE[recipe]} or newer, or choose another recipe."
+            )
+        if lacking := what_is_lacking(recipe, capability=machine.capability, transformer_engine=version, cuda=cuda):
+            yield f"{setting} with recipe {recipe!r} {lacking}"
 
 
 def what_is_lacking(

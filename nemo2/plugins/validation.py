@@ -11,7 +11,8 @@ from nemo_run.core.serialization.zlib_json import ZlibJSONSerializer
 from nemo2.config.show import diff
 from nemo2.errors import ConfigError
 from nemo2.mcore.settle.machine import Machine
-from nemo2.mcore.settle.world import world_of
+from nemo2.preflight.checks.facts import read_facts
+from nemo2.preflight.checks.rules.launching import unequal_launch
 
 
 @dataclass(kw_only=True)
@@ -110,15 +111,7 @@ def _wandb(task: Any, executor: Any) -> list[str]:
 
 
 def _shape(task: Any, executor: Any) -> list[str]:
-    trainer = getattr(task, "trainer", None)
-    if trainer is None:
+    if getattr(task, "trainer", None) is None:
         return []
-    world = world_of(trainer, Machine(per_node=executor.nproc_per_node()))
-    carried = executor.nnodes(), executor.nproc_per_node()
-    if carried == (world.nodes, world.devices):
-        return []
-    return [
-        f"trainer.num_nodes={world.nodes} and trainer.devices={world.devices}, but {type(executor).__name__} starts "
-        f"{carried[0]} nodes of {carried[1]} ranks. Set the trainer and the executor to the same nodes and ranks per "
-        "node."
-    ]
+    nodes, devices = executor.nnodes(), executor.nproc_per_node()
+    return [*unequal_launch(read_facts(task, devices=devices, nodes=nodes, machine=Machine(per_node=devices)))]

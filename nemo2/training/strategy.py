@@ -33,7 +33,7 @@ from nemo2.checkpoint.forms.megatron import MegatronForm
 from nemo2.checkpoint.io import MegatronCheckpointIO
 from nemo2.config.capture import configurable
 from nemo2.config.notices import announce_machine_settings
-from nemo2.config.provenance import adjusting, note_explicit_fields
+from nemo2.config.provenance import adjusting
 from nemo2.config.requested import refuse_silent_changes
 from nemo2.errors import ConfigError
 from nemo2.mcore.optim.megatron import MegatronOptimizer
@@ -46,7 +46,6 @@ from nemo2.mcore.settle.settling import settle_run
 from nemo2.training.strategies.base import BaseStrategy
 from nemo2.training.strategies.live_settings import LiveSettings
 from nemo2.training.strategies.megatron_config import (
-    MAIN_PARAMETERS_TWICE,
     ddp_config_of,
     refuse_unsupported_arguments,
     strictness_of,
@@ -203,7 +202,11 @@ class MegatronStrategy(LiveSettings, BaseStrategy):
         arguments = dict(locals())
         refuse_unsupported_arguments(arguments)
         if ckpt_load_main_params and ckpt_load_optimizer:
-            raise ConfigError(MAIN_PARAMETERS_TWICE, rule="one-source-of-optimizer-state")
+            raise ConfigError(
+                "strategy.ckpt_load_main_params=True and strategy.ckpt_load_optimizer=True: the optimizer state already "
+                "contains the main parameters. Set one of them to False.",
+                rule="one-source-of-optimizer-state",
+            )
         ckpt_load_strictness = strictness_of(ckpt_load_strictness)
         self.ddp_config = ddp_config_of(ddp)
         num_distributed_optimizer_instances = unify_num_instances(num_distributed_optimizer_instances, self.ddp_config)
@@ -228,10 +231,6 @@ class MegatronStrategy(LiveSettings, BaseStrategy):
         self.parallelism = ParallelismConfig(
             **{field.name: arguments[field.name] for field in fields(ParallelismConfig)}
         )
-        if pipeline_dtype is not None:
-            # Noted here because the precision plugin follows an explicit dtype, and a dataclass without defaults can't
-            # tell which fields the user set.
-            note_explicit_fields(self.parallelism, {"pipeline_dtype": pipeline_dtype})
         self.fsdp = fsdp
         if fsdp and pipeline_model_parallel_size > 1:
             raise ConfigError(

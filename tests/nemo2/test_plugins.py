@@ -315,7 +315,9 @@ def test_validation_tells_everything_at_once(recipe) -> None:
     recipe.trainer.num_nodes = 4
     with pytest.raises(ConfigError) as told:
         plugins.ConfigValidationPlugin().setup(recipe, slurm())
-    assert "resume_if_exists" in str(told.value) and "starts 2 nodes of 8 ranks" in str(told.value)
+    assert "resume_if_exists" in str(told.value) and "trainer.num_nodes=4, but the executor starts 2 nodes" in str(
+        told.value
+    )
     recipe.resume.resume_if_exists, recipe.trainer.num_nodes, recipe.trainer.devices = True, 2, 8
     plugins.ConfigValidationPlugin().setup(recipe, slurm())
     recipe.log.log_dir = "/elsewhere/runs"

@@ -90,17 +90,15 @@ def test_a_cuda_is_refused_where_the_version_refuses_it(version, recipe, cuda):
 
 
 def test_a_rank_refuses_block_scaling_under_an_older_cuda(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
-    monkeypatch.setattr("nemo2.mcore.precision.has", lambda name: True)
+    machine = Machine(capability=(9, 0))
     plugin = MegatronMixedPrecision("bf16-mixed", fp8="hybrid", fp8_recipe="blockwise")
     monkeypatch.setattr(torch.version, "cuda", "12.8")
     with pytest.raises(
         ConfigError, match=r"fp8='hybrid' with recipe 'blockwise' requires CUDA 12\.9 or newer, .* for CUDA 12\.8"
     ):
-        plugin.check_hardware()
+        plugin.check_hardware(machine)
     monkeypatch.setattr(torch.version, "cuda", "12.9")
-    plugin.check_hardware()
+    plugin.check_hardware(machine)
 
 
 def test_sizes_that_a_version_refuses_are_refused():

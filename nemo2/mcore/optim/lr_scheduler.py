@@ -103,14 +103,31 @@ class LRSchedule(LRSchedulerModule):
             trainer_steps = _trainer_steps(model)
             if trainer_steps is not None:
                 schedule = replace(self, max_steps=trainer_steps)  # pyright: ignore[reportArgumentType]
-            elif self.needs_max_steps or getattr(self, "warmup_ratio", None) or getattr(self, "hold_ratio", None):
-                raise ConfigError(
-                    f"{type(self).__name__}.max_steps is None and trainer.max_steps is unset, but this schedule "
-                    "depends on the length of the run. Set trainer.max_steps, or the schedule's max_steps."
-                )
+            elif problem := self.length_problem:
+                raise ConfigError(problem)
         if words := schedule._left_out():
             rank_zero_info("%s: %s", type(self).__name__, words)
         return StepSchedule(schedule, optimizer)
+
+    @property
+    def length_problem(self) -> Optional[str]:
+        """Why a run needs ``trainer.max_steps`` for this schedule. None: it doesn't."""
+        shares = getattr(self, "warmup_ratio", None) or getattr(self, "hold_ratio", None)
+        if self.max_steps is not None or not (self.needs_max_steps or shares):
+            return None
+        return (
+            f"{type(self).__name__}.max_steps is None and trainer.max_steps is not set, but this schedule depends on the "
+            "length of the run. Set trainer.max_steps, or the schedule's max_steps."
+        )
+
+    def peak_problem(self, peak: float, field: str = "lr") -> Optional[str]:
+        """Why the schedule can't start from ``peak``, the value of this field of the optimizer. None: it can."""
+        if self.min_lr <= peak:
+            return None
+        return (
+            f"optim.lr_scheduler.min_lr={self.min_lr:g} is above the peak learning rate optim.config.{field}={peak:g}. Lower "
+            "min_lr (a tenth of the peak is usual), or raise the peak."
+        )
 
     def _left_out(self) -> str:
         """The phases of the schedule that a run of this length doesn't reach. "": it reaches all of them."""
@@ -239,11 +256,8 @@ class StepSchedule(LRScheduler):
                 peak = group.setdefault("initial_lr", group["lr"])
             self.base_lrs.append(float(peak) / factor if factor else schedule.min_lr)
         for peak in self.base_lrs:
-            if peak < schedule.min_lr:
-                raise ConfigError(
-                    f"{type(schedule).__name__}.min_lr={schedule.min_lr:g} is above the optimizer's lr={peak:g}, so "
-                    "the schedule would end above its peak. Lower min_lr (a tenth of lr is usual) or raise lr."
-                )
+            if problem := schedule.peak_problem(peak):
+                raise ConfigError(problem)
         self.last_epoch = 0
         self._apply()
 

@@ -187,6 +187,20 @@ class Layout:
             )
         return None
 
+    def mapping_problem(self, world_size: int) -> Optional[str]:
+        """Why ``use_tp_pp_dp_mapping`` can't be used in a world that this layout fits: dense layers and experts would have
+        different neighbors in the pipeline. None: it can."""
+        dense, expert = world_size // self.model_parallel_size, world_size // self.expert_parallel_size
+        if self.pp == 1 or dense == expert:
+            return None
+        return (
+            "strategy.use_tp_pp_dp_mapping=True requires equal numbers of replicas of the dense layers and of the "
+            f"experts. Dense layers have {world_size} / (tensor {self.tp} * pipeline {self.pp} * context {self.cp}) "
+            f"= {dense}, and experts have {world_size} / (expert tensor {self.expert_tensor_size} * expert {self.ep} * "
+            f"pipeline {self.pp}) = {expert}. Set use_tp_pp_dp_mapping=False, or choose sizes for which tensor * "
+            "context = expert tensor * expert."
+        )
+
     def describe(self, world_size: Optional[int] = None) -> str:
         """One line, e.g. ``TP 2 (SP) · PP 4 x VP 2 · CP 2 · DP 8``, without sizes of 1."""
         suffix = {"tp": " (SP)" if self.sp else "", "pp": f" x VP {self.vp}" if (self.vp or 1) > 1 else ""}
@@ -218,13 +232,13 @@ class ParallelismConfig:
     sequence_parallel: bool
     expert_model_parallel_size: int
     expert_tensor_parallel_size: Optional[int]
-    pipeline_dtype: Optional[Any]
+    pipeline_dtype: Optional[Any] = None
     """A torch dtype. This module doesn't import torch."""
-    microbatch_group_size_per_vp_stage: Optional[int]
-    num_layers_in_first_pipeline_stage: Optional[int]
-    num_layers_in_last_pipeline_stage: Optional[int]
-    account_for_embedding_in_pipeline_split: bool
-    account_for_loss_in_pipeline_split: bool
-    pipeline_model_parallel_layout: Optional[Union[str, list]]
-    pipeline_model_parallel_comm_backend: Optional[str]
-    use_te_rng_tracker: bool
+    microbatch_group_size_per_vp_stage: Optional[int] = None
+    num_layers_in_first_pipeline_stage: Optional[int] = None
+    num_layers_in_last_pipeline_stage: Optional[int] = None
+    account_for_embedding_in_pipeline_split: bool = False
+    account_for_loss_in_pipeline_split: bool = False
+    pipeline_model_parallel_layout: Optional[Union[str, list]] = None
+    pipeline_model_parallel_comm_backend: Optional[str] = None
+    use_te_rng_tracker: bool = False

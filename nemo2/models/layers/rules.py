@@ -118,8 +118,7 @@ def moe_problems(config: Any) -> list[str]:
     """Requirements of expert layers."""
     if not config.num_moe_experts:
         return []
-    problems = experts_cut_only_where_shared(config)
-    problems += experts_need_sequence_parallel(config) + whole_bias_on_one_rank(config)
+    problems = experts_cut_only_where_shared(config) + experts_need_sequence_parallel(config)
     if config.moe_token_dispatcher_type == "flex":
         problems.append(
             "moe_token_dispatcher_type='flex' requires the GPU kernels of DeepEP or HybridEP. Set "
@@ -179,17 +178,6 @@ def experts_need_sequence_parallel(config: Any) -> list[str]:
         f"num_moe_experts={config.num_moe_experts} with tensor_model_parallel_size={tp} requires "
         "sequence_parallel=True, because Megatron-Core's dispatchers expect a different part of the sequence on each "
         "tensor-parallel rank. Set sequence_parallel=True."
-    ]
-
-
-def whole_bias_on_one_rank(config: Any) -> list[str]:
-    """The requirement of experts with biases, with any kind of layer."""
-    tp, etp = config.tensor_model_parallel_size, getattr(config, "expert_tensor_parallel_size", None)
-    if not config.num_moe_experts or not getattr(config, "add_bias_linear", False) or (tp if etp is None else etp) == 1:
-        return []
-    return [
-        f"num_moe_experts={config.num_moe_experts} with add_bias_linear=True requires expert_tensor_parallel_size=1, "
-        "because each rank with a part of an expert would add the whole bias. Set expert_tensor_parallel_size=1."
     ]
 
 

@@ -15,7 +15,7 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any, Optional, Union
 
-from nemo2.base.names import did_you_mean
+from nemo2.config.aliases import decided_elsewhere
 from nemo2.config.capture import captured_arguments
 from nemo2.config.walk import class_of
 
@@ -279,7 +279,6 @@ MODEL: Mapping[str, Domain] = {
     "moe_router_quantile_balancing_ema": _decay("the share of the old mean that is kept"),
     # Recomputation, offloading, low precision, kernels
     "recompute_num_layers": _count("a number of layers; with 0, Megatron-Core loops forever"),
-    "num_microbatches_with_partial_activation_checkpoints": _natural("a number of micro-batches"),
     "cpu_offloading_num_layers": _natural("a number of layers"),
     "min_offloaded_tensor_size": _natural("a number of elements"),
     "activation_offload_fraction": _share("a share of the activations"),
@@ -466,11 +465,12 @@ def out_of_range(node: Any, path: str, domains: Mapping[str, Domain | Choice], *
     arguments = getattr(node, "__arguments__", None)
     written = arguments if isinstance(arguments, Mapping) else getattr(node, "__dict__", {})
     for name in dict.fromkeys((*domains, *(written if others else ()))):
+        if name not in written and decided_elsewhere(class_of(node), name) is not None:
+            continue  # a value of another part, which has a row too
         value, domain = getattr(node, name, None), domains.get(name)
         if domain is None:
             if isinstance(value, float) and not math.isfinite(value):
                 yield f"{path}.{name}={value!r}: must be a finite number."
         elif not domain.holds(value):
-            near = did_you_mean(str(value), domain.texts, listed=True) if isinstance(domain, Choice) else "."
             unless = f" {domain.unless[0].upper()}{domain.unless[1:]}." if domain.unless else ""
-            yield f"{path}.{name}={value!r}: must be {domain.words} ({domain.why}){near}{unless}"
+            yield f"{path}.{name}={value!r}: must be {domain.words} ({domain.why}).{unless}"

@@ -18,7 +18,7 @@ from nemo2.preflight.checks.nearest import nearest_layouts
 from nemo2.preflight.checks.rule import Problem
 from nemo2.preflight.checks.rules.launching import too_many_for_this_machine
 from nemo2.preflight.checks.rules.types import TYPES
-from nemo2.preflight.checks.table import LAYOUT_TOPICS, apply_rules
+from nemo2.preflight.checks.table import apply_rules, is_of_the_layout
 
 
 def check_recipe(
@@ -52,7 +52,7 @@ def check_recipe(
     )
     if problems:
         messages = [problem.message for problem in problems]
-        if any(problem.topic in LAYOUT_TOPICS for problem in problems):
+        if any(map(is_of_the_layout, problems)):
             facts = read_facts(recipe, devices=devices, nodes=nodes, machine=machine)
             layouts = [
                 f"{layout.describe(facts.world_size)} ({' '.join(changes)})"

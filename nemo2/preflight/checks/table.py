@@ -59,8 +59,16 @@ RULES: tuple[Rule, ...] = tuple(rule for topic in TOPICS for rule in topic.rules
 LAYOUT_TOPICS = frozenset(topic.title for topic in (WORLD, TENSOR, CONTEXT, PIPELINE, EXPERTS, BATCHES))
 """Topics whose problems another layout may solve."""
 
+OF_NUMBERS = ("model-numbers-are-in-range", "data-module-accepts-its-arguments", "optimizer-numbers-are-in-range")
+"""The rules about the numbers of single fields (`nemo2.preflight.checks.domains`)."""
+
 LAST_TOPIC = LAST.title
 """The topic that is checked only if no broken rule is one of Megatron-Core's, which would be told twice."""
+
+
+def is_of_the_layout(problem: Problem) -> bool:
+    """Whether another layout may solve a problem. Of a refusal by Megatron-Core: whether its first fix is the strategy's."""
+    return problem.topic in LAYOUT_TOPICS or (problem.topic == LAST_TOPIC and problem.message.startswith("strategy."))
 
 
 def apply_rules(facts: Facts, rules: Iterable[Rule] = RULES) -> list[Problem]:
@@ -84,4 +92,10 @@ def apply_rules(facts: Facts, rules: Iterable[Rule] = RULES) -> list[Problem]:
             if not problems:
                 raise
             # The rule's arithmetic failed on a value that an earlier rule has rejected: infinity, NaN, a short list.
-    return list(problems.values())
+    # A number that no field accepts breaks the rules about its relations to others too.
+    refused = {problem.message.partition("=")[0] for problem in problems.values() if problem.rule in OF_NUMBERS}
+    return [
+        problem
+        for problem in problems.values()
+        if problem.rule in OF_NUMBERS or problem.message.partition("=")[0] not in refused
+    ]

@@ -2,7 +2,6 @@
 """Converts a recipe to the planner's input: the shape of its model, and its job, with the settings that its run would
 settle on."""
 
-import importlib.util
 from dataclasses import dataclass
 from typing import Any, Optional
 
@@ -11,7 +10,6 @@ from nemo2.config.walk import class_of
 from nemo2.errors import ConfigError
 from nemo2.mcore.parallel.cuda_graphs import kind_of
 from nemo2.mcore.settle.machine import Machine
-from nemo2.models.hybrid_pattern import hybrid_pattern
 from nemo2.models.parts import LatentAttention
 from nemo2.models.peft import DoRA, LoRA
 from nemo2.models.shape import ModelShape
@@ -157,11 +155,8 @@ def _adapters(facts: Facts) -> Optional[Adapters]:
 
 def _recomputation(facts: Facts) -> dict[str, Any]:
     """Settings of recomputation and of activations offloaded to the host."""
-    granularity = facts.of_model("recompute_granularity") or "none"
-    if granularity == "full" and _never_recomputes(facts):
-        granularity = "none"
     return {
-        "recompute": granularity,
+        "recompute": facts.of_model("recompute_granularity") or "none",
         "recomputed": tuple(facts.of_model("recompute_modules") or ("core_attn",)),
         "recompute_method": facts.of_model("recompute_method") or "uniform",
         "recompute_layers": facts.of_model("recompute_num_layers") or 1,
@@ -173,13 +168,6 @@ def _offloaded(facts: Facts) -> int:
     """The number of layers whose activations Megatron-Core's ``cpu_offloading`` moves to the host."""
     moves = facts.of_model("cpu_offloading") and facts.of_model("cpu_offloading_activations", True)
     return (facts.of_model("cpu_offloading_num_layers") or 0) if moves else 0
-
-
-def _never_recomputes(facts: Facts) -> bool:
-    """Whether the model is a hybrid, of which Megatron-Core 0.16 recomputes no layer."""
-    return (
-        importlib.util.find_spec("megatron.core.recompute") is None and hybrid_pattern(facts.written_config) is not None
-    )
 
 
 def notes_of(facts: Facts) -> tuple[str, ...]:
@@ -199,13 +187,7 @@ def notes_of(facts: Facts) -> tuple[str, ...]:
         notes.append("optim.config.optimizer_cpu_offload: counted as if the optimizer's states stayed on the GPU")
     if facts.of_strategy("cpu_offload"):
         notes.append("strategy.cpu_offload: counted as if shards stayed on the GPU")
-    full = model("recompute_granularity") == "full"
-    if full and _never_recomputes(facts):
-        notes.append(
-            "model.config.recompute_granularity=full: the installed Megatron-Core recomputes no layer of a hybrid model, so "
-            "no recomputation is counted (Megatron-Core 0.19 and later recompute)"
-        )
-    if full and model("recompute_method") == "block" and model("mtp_num_layers"):
+    if model("recompute_granularity") == "full" and model("recompute_method") == "block" and model("mtp_num_layers"):
         notes.append(
             "model.config.recompute_method=block: Megatron-Core keeps the activations of multi-token prediction layers, and "
             "the plan counts them as kept"

@@ -194,13 +194,9 @@ def groups_of(layout: Layout, world_size: int, *, order: Optional[str] = None) -
     dp = layout.data_parallel_size(world_size)
     order = order or rank_order()
     expert_dp = world_size // layout.expert_parallel_size
-    if not order.endswith("pp") and layout.pp > 1 and expert_dp != dp:
-        # Megatron-Core asserts this for dense models too, because it also creates the groups of experts for them.
-        raise ConfigError(
-            f"strategy.use_tp_pp_dp_mapping=True needs as many replicas of the experts as of the dense layers, not {expert_dp} "
-            f"and {dp}. Set use_tp_pp_dp_mapping=False, or set context_parallel_size=1 and sizes with "
-            "expert_tensor_parallel_size * expert_model_parallel_size = tensor_model_parallel_size."
-        )
+    # Megatron-Core asserts it for dense models too, because it also creates the groups of experts for them.
+    if not order.endswith("pp") and (problem := layout.mapping_problem(world_size)):
+        raise ConfigError(problem)
     # The two generators and their sizes are those of Megatron-Core's initialize_model_parallel.
     dense = RankGenerator(tp=layout.tp, ep=1, dp=dp, pp=layout.pp, cp=layout.cp, order=order)
     expert = RankGenerator(tp=layout.expert_tensor_size, ep=layout.ep, dp=expert_dp, pp=layout.pp, cp=1, order=order)

@@ -45,11 +45,11 @@ class Schedule:
         # The rules of Megatron-Core's forward_backward_pipelining_with_interleaving.
         group, count = self.group, self.num_microbatches
         if not self.pp <= group <= count:
-            fixes = [f"set microbatch_group_size_per_vp_stage to at least {self.pp}"] if group < self.pp else []
+            fixes = [f"set it to at least {self.pp}"] if group < self.pp else []
             fixes += [f"use at least {max(group, self.pp)} micro-batches"] if count < max(group, self.pp) else []
             raise ConfigError(
-                f"microbatch_group_size_per_vp_stage={group} must lie between the pipeline size {self.pp} and the number of "
-                f"micro-batches {count}: {' and '.join(fixes)}, or use no virtual stages."
+                f"strategy.microbatch_group_size_per_vp_stage={group} must lie between the pipeline size {self.pp} and the "
+                f"number of micro-batches {count}: {' and '.join(fixes)}, or use no virtual stages."
             )
         if 0 < count % group < self.pp:
             raise ConfigError(

@@ -40,8 +40,8 @@ class MLFlowTracker(MLFlowLogger):
         Args:
             experiment_name: the MLflow experiment. Lightning's default, "lightning_logs", becomes the run's name.
             run_name: the name of the MLflow run. None: the run's version, which is the name of its folder.
-            tracking_uri: the server or the database. None: the variable MLFLOW_TRACKING_URI, or else ``mlflow.db`` in
-                the folder that holds the runs.
+            tracking_uri: the server or the database. None: the variable MLFLOW_TRACKING_URI. "", also of the variable:
+                ``mlflow.db`` in the folder that holds the runs.
             tags: tags of the MLflow run.
             artifact_location: the place of a new experiment's files. None: the server decides. Without a server:
                 ``mlflow`` in the folder that holds the runs.
@@ -54,7 +54,7 @@ class MLFlowTracker(MLFlowLogger):
             "artifact_location": artifact_location,
             "run_id": run_id,
         }
-        uri = tracking_uri or os.environ.get("MLFLOW_TRACKING_URI", "")
+        uri = os.environ.get("MLFLOW_TRACKING_URI", "") if tracking_uri is None else tracking_uri
         if here().rank == 0 and uri:
             self._open(uri)
             return

@@ -88,6 +88,7 @@ TRACKERS = {
                 "MLFLOW_TRACKING_USERNAME",
                 "MLFLOW_TRACKING_PASSWORD",
             ),
+            offline={"tracking_uri": ""},
         ),
         Tracker(
             "comet",

@@ -10,7 +10,7 @@ import atexit
 import functools
 import logging
 from abc import abstractmethod
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
@@ -64,6 +64,7 @@ from nemo2.mcore.parallel.layout import Layout
 from nemo2.mcore.parallel.megatron_parallel import MegatronParallel
 from nemo2.mcore.parallel.transform import transform_of
 from nemo2.mcore.precision import MegatronMixedPrecision
+from nemo2.mcore.settle.machine import Machine
 from nemo2.mcore.settle.world import World
 from nemo2.models.conversion.settings import TRAINED_OTHERWISE
 from nemo2.models.tracked_losses import report_tracked_losses
@@ -78,11 +79,6 @@ from nemo2.training.strategies.world import (
 )
 
 _log = logging.getLogger(__name__)
-ACCUMULATED = (
-    "every step already accumulates the gradients of its micro-batches. Raise data.global_batch_size instead, and leave "
-    "trainer.accumulate_grad_batches=1."
-)
-"""Why Lightning must not accumulate gradients, and what to do."""
 _MODES = {"validate": "validation", "sanity_check": "validation", "test": "test", "predict": "predict"}
 """The data sampler's modes by Lightning's stage. Others train."""
 
@@ -152,7 +148,7 @@ class BaseStrategy(DDPStrategy):
                 effect.
         """
         super().connect(model)
-        refuse_lightning_accumulation(model.trainer)
+        refuse_requests_of_lightning(model.trainer)
         refuse_model_averaging(model.trainer)
         self.settle(model)
         self._captures = kind_of(getattr(model, "config", None)) != "none"
@@ -198,7 +194,7 @@ class BaseStrategy(DDPStrategy):
         """Set up the device, the world, Megatron-Core's groups, random streams and the batch calculator."""
         self._check_world(self.num_ranks)
         if isinstance(self.precision_plugin, MegatronMixedPrecision):
-            self.precision_plugin.check_hardware()
+            self.precision_plugin.check_hardware(Machine.here())
         backend = get_backend()
         backend.install()
         backend.set_device(self.root_device)
@@ -433,7 +429,7 @@ class BaseStrategy(DDPStrategy):
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         """Publish a background save that has finished."""
-        refuse_lightning_accumulation(self.trainer)  # a callback may have changed it
+        refuse_requests_of_lightning(self.trainer)  # a callback may have changed it
         io = self.checkpoint_io
         if isinstance(io, MegatronCheckpointIO) and io.async_save:
             io.maybe_finalize_save_checkpoint(blocking=False)
@@ -899,27 +895,39 @@ class BaseStrategy(DDPStrategy):
             io.abandon()
 
 
-def refuse_lightning_accumulation(trainer: pl.Trainer) -> None:
-    """Reject Lightning's own clipping and accumulation, which would have no effect.
+def requests_of_lightning(trainer: Any) -> Iterator[str]:
+    """A message for each part of Megatron-Core's step that Lightning is asked to do: clipping and accumulating gradients.
 
-    Raises:
-        ConfigError: they are requested.
+    Args:
+        trainer: The trainer, or its node in a recipe.
     """
-    if trainer.gradient_clip_val:
-        raise ConfigError(
-            f"trainer.gradient_clip_val={trainer.gradient_clip_val}: nemo2 clips gradients inside the optimizer step. "
-            f"Set optim.config.clip_grad={trainer.gradient_clip_val} of MegatronOptimizerModule instead, and leave "
-            "trainer.gradient_clip_val unset."
+    clip, batches = getattr(trainer, "gradient_clip_val", None), getattr(trainer, "accumulate_grad_batches", 1)
+    if clip:
+        yield (
+            f"trainer.gradient_clip_val={clip}: Megatron-Core clips gradients in its optimizer step. Set "
+            f"optim.config.clip_grad={clip}, and leave trainer.gradient_clip_val unset."
         )
-    if trainer.accumulate_grad_batches != 1:
-        raise ConfigError(f"trainer.accumulate_grad_batches={trainer.accumulate_grad_batches}: {ACCUMULATED}")
-    for callback in trainer.callbacks:  # pyright: ignore[reportAttributeAccessIssue]
+    if batches != 1:
+        yield (
+            f"trainer.accumulate_grad_batches={batches}: every step already accumulates the gradients of its micro-batches. "
+            "Raise data.global_batch_size instead, and leave trainer.accumulate_grad_batches=1."
+        )
+    for callback in getattr(trainer, "callbacks", None) or ():
         if isinstance(callback, GradientAccumulationScheduler) and {*callback.scheduling.values()} != {1}:
-            raise ConfigError(
+            yield (
                 f"trainer.callbacks has a GradientAccumulationScheduler({callback.scheduling}): every step already accumulates "
                 "the gradients of its micro-batches. Remove the callback, and set data.global_batch_size, or "
                 "data.rampup_batch_size to let it grow."
             )
+
+
+def refuse_requests_of_lightning(trainer: pl.Trainer) -> None:
+    """
+    Raises:
+        ConfigError: with all `requests_of_lightning`.
+    """
+    if problems := [*requests_of_lightning(trainer)]:
+        raise ConfigError("\n".join(problems))
 
 
 def refuse_model_averaging(trainer: pl.Trainer) -> None:

@@ -14,11 +14,6 @@ from nemo2.config.tree import Config
 from nemo2.errors import ConfigError
 from nemo2.mcore.parallel.ddp_config import DistributedDataParallelConfig
 
-MAIN_PARAMETERS_TWICE = (
-    "strategy.ckpt_load_main_params=True and strategy.ckpt_load_optimizer=True: the optimizer state already contains "
-    "the main parameters. Set one of them to False."
-)
-
 _OPTIMIZER_STATE = "ckpt_load_optimizer and ckpt_save_optimizer control whether checkpoints contain optimizer state"
 _PRECISION = (
     "dtypes belong to the precision plugin: set nl.Trainer(plugins=nl.MegatronMixedPrecision({})), and leave this "

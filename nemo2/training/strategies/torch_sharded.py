@@ -120,7 +120,9 @@ class TorchShardedStrategy(BaseStrategy):
                 configs["model.config"] = config
             precision.apply_to_all({path: one for path, one in configs.items() if one is not None})
         if isinstance(config, TransformerConfig):
-            run = RunSettings(parallelism=_parallelism(self.layout), model_config=config, machine=machine)
+            # Megatron-Core's groups are for models that shard sequences over context-parallel ranks. Others aren't used.
+            sizes = ParallelismConfig(**Layout(cp=self.layout.cp).fields())
+            run = RunSettings(parallelism=sizes, model_config=config, machine=machine)
             write_parallelism(run)
             apply(without_gradient_buffers(type(self).__name__), run)
 
@@ -218,20 +220,3 @@ def shared_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
     inherited = (TorchShardedStrategy.__init__, BaseStrategy.__init__)
     names = {name for initialize in inherited for name in inspect.signature(initialize).parameters} - {"self"}
     return {name: value for name, value in arguments.items() if name in names}
-
-
-def _parallelism(layout: Layout) -> ParallelismConfig:
-    """The sizes for Megatron-Core's groups of models that shard sequences over context-parallel ranks. Other groups
-    are not used."""
-    return ParallelismConfig(
-        **Layout(cp=layout.cp).fields(),
-        pipeline_dtype=None,
-        microbatch_group_size_per_vp_stage=None,
-        num_layers_in_first_pipeline_stage=None,
-        num_layers_in_last_pipeline_stage=None,
-        account_for_embedding_in_pipeline_split=False,
-        account_for_loss_in_pipeline_split=False,
-        pipeline_model_parallel_layout=None,
-        pipeline_model_parallel_comm_backend=None,
-        use_te_rng_tracker=False,
-    )

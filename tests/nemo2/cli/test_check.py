@@ -52,8 +52,8 @@ def test_all_broken_rules_are_told_with_their_arithmetic_and_the_exit_code_is_2(
     assert code == 2
     assert {
         "dense-sizes-divide-the-world",
-        "heads-over-tensor-ranks",
-        "batches-are-counts",
+        "feed-forward-over-tensor-ranks",
+        "data-module-accepts-its-arguments",
         "validation-interval-is-a-count",
     } <= rules
     assert any("3 * 1 * 2 = 6" in problem["message"] for problem in told["problems"])
@@ -103,7 +103,7 @@ def test_rules_are_listed_without_a_recipe(capsys):
     assert main(["check", "--rules", "--json"]) == 0
     assert [row["rule"] for row in json.loads(capsys.readouterr().out)] == [rule.name for rule in RULES]
     assert main(["check", "--rules"]) == 0
-    assert "heads-over-tensor-ranks" in capsys.readouterr().out
+    assert "feed-forward-over-tensor-ranks" in capsys.readouterr().out
     assert main(["check"]) == 2
     assert "check needs a recipe" in capsys.readouterr().err
 

@@ -61,7 +61,7 @@ def test_token_files_are_none_to_fine_tune_on(tokens, command):
 def test_a_tokenizer_that_nobody_names_is_asked_for(tokens, tmp_path, shown, command):
     for suffix in (".bin", ".idx", ".json"):
         (tmp_path / f"mine{suffix}").write_bytes(Path(f"{tokens}{suffix}").read_bytes())
-    assert "set the tokenizer that made them" in command("show llama3_8b --data", tmp_path / "mine", code=2).err
+    assert "BPETokenizer(path=tokenizer.json)" in command("check llama3_8b --data", tmp_path / "mine", code=2).out
     named = f"data.tokenizer=BPETokenizer(path={tokens}_tokenizer.json)"
     assert shown("llama3_8b", "--data", tmp_path / "mine", named)["tokenizer"]
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from nemo2.base.place import here
-from nemo2.cli.trackers import add_trackers, place_trackers, tracker_called, variables_for
+from nemo2.cli.trackers import add_trackers, tracker_called, variables_for
 from nemo2.config import Config, apply_overrides
 from nemo2.config.walk import class_of
 from nemo2.errors import ConfigError
@@ -35,14 +35,11 @@ def nobody_logged_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def followed(*words: str, changes: tuple[str, ...] = (), **log: Any) -> Any:
+def followed(*words: str, changes: tuple[str, ...] = ()) -> Any:
     """``recipe.log`` of a recipe as the command makes it."""
     recipe = llama_tiny.pretrain_recipe()
     add_trackers(recipe, words)
     apply_overrides(recipe, list(changes))
-    for field, value in log.items():
-        setattr(recipe.log, field, value)
-    place_trackers(recipe, words)
     return recipe.log
 
 
@@ -52,12 +49,11 @@ def names_of(log: Any) -> list[str]:
     ]
 
 
-def test_each_tracker_is_a_logger_of_the_run_with_the_runs_name_as_its_project():
-    log = followed("wandb", "mlflow", "comet:offline", "tensorboard", name="mine")
+def test_each_tracker_is_a_logger_of_the_run():
+    log = followed("wandb", "mlflow", "comet:offline", "tensorboard")
     assert names_of(log) == ["TensorBoardLogger", "WandbLogger", "MLFlowTracker", "CometTracker"]
     mlflow, comet = log.extra_loggers
-    assert (log.wandb.project, mlflow.experiment_name, comet.project) == ("mine", "mine", "mine")
-    assert comet.offline is True and "offline" not in log.wandb.__arguments__
+    assert comet.offline is True and not {"offline", "tracking_uri"} & {*log.wandb.__arguments__, *mlflow.__arguments__}
 
 
 def test_a_change_says_more_of_a_tracker_and_wins():
@@ -70,17 +66,7 @@ def test_a_recipe_that_has_the_tracker_keeps_its_own():
     recipe = llama_tiny.pretrain_recipe()
     recipe.log.extra_loggers = [Config(MLFlowTracker, experiment_name="before")]
     add_trackers(recipe, ["mlflow"])
-    place_trackers(recipe, ["mlflow"])
     assert [one.experiment_name for one in recipe.log.extra_loggers] == ["before"]
-
-
-def test_mlflow_without_a_server_writes_beside_the_runs(tmp_path, monkeypatch):
-    (logger,) = followed("mlflow", log_dir=str(tmp_path / "runs")).extra_loggers
-    assert logger.tracking_uri == f"sqlite:///{tmp_path}/runs/mlflow.db"
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:5000")
-    assert "tracking_uri" not in followed("mlflow").extra_loggers[0].__arguments__
-    (logger,) = followed("mlflow:offline", log_dir=str(tmp_path / "runs")).extra_loggers
-    assert logger.tracking_uri == f"sqlite:///{tmp_path}/runs/mlflow.db"
 
 
 def test_what_a_tracker_reads_of_the_environment_goes_with_a_run_to_a_cluster(monkeypatch):
@@ -157,15 +143,17 @@ def opened(self: Any, uri: str) -> None:
 @pytest.mark.parametrize(
     ("given", "store", "files"),
     [
-        ({}, "sqlite:///{}/runs/mlflow.db", "file://{}/runs/mlflow"),
+        ({}, "http://h:5000", None),
+        (trackers.TRACKERS["mlflow"].offline, "sqlite:///{}/runs/mlflow.db", "file://{}/runs/mlflow"),
         ({"tracking_uri": "sqlite:////data/x.db"}, "sqlite:////data/x.db", "file://{}/runs/mlflow"),
         ({"tracking_uri": "postgresql://h/x"}, "postgresql://h/x", "file://{}/runs/mlflow"),
-        ({"artifact_location": "s3://mine"}, "sqlite:///{}/runs/mlflow.db", "s3://mine"),
+        ({"tracking_uri": "", "artifact_location": "s3://mine"}, "sqlite:///{}/runs/mlflow.db", "s3://mine"),
         ({"tracking_uri": "http://h:5000"}, "http://h:5000", None),
     ],
 )
 def test_mlflow_writes_beside_the_runs_and_never_into_the_working_directory(given, store, files, tmp_path, monkeypatch):
     monkeypatch.setattr(MLFlowTracker, "_open", opened)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://h:5000")
     logger = MLFlowTracker(**given)
     runs = tmp_path / "runs"
     directory = RunDirectory(log_dir=runs / "a" / "1", exp_dir=runs, name="a", version="1", resumed=False)

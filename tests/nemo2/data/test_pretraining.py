@@ -237,7 +237,7 @@ def test_wrong_settings_are_refused_at_once(kwargs, words):
             ["A"],
             {"num_train_samples": 20},
             ConfigError,
-            "num_train_samples=20 is less than trainer.max_steps=10 . global_batch_size=4",
+            "num_train_samples=20 is less than trainer.max_steps . data.global_batch_size = 10 . 4 = 40",
         ),
         (
             [1, "A", 1, "B"],

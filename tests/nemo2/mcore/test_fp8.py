@@ -78,25 +78,23 @@ def test_the_check_and_the_machine_itself_know_which_generation_has_which_recipe
     name, capability = RECIPES[factory][0]["fp8_recipe"], parse_gpus(gpu, option="--gpu")[0].capability
     rows = find(recipe_in(factory), machine=Machine.named(gpu))
     broken = [one.message for one in rows if one.rule == "gpu-has-the-format"]
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
-    monkeypatch.setattr(precision, "has", lambda name: True)
+    monkeypatch.setattr(torch.version, "cuda", None)
     plugin = MegatronMixedPrecision("bf16-mixed", fp8="hybrid", fp8_recipe=name)
     if name in GENERATIONS[gpu]:
         assert broken == []
-        plugin.check_hardware()
+        plugin.check_hardware(Machine.named(gpu))
         return
     refusal = f"recipe '{name}' requires a GPU of compute capability"
     [message] = broken
     assert f"with {refusal}" in message and f"this GPU has {capability[0]}.{capability[1]}" in message
     with pytest.raises(ConfigError, match=refusal):
-        plugin.check_hardware()
+        plugin.check_hardware(Machine.named(gpu))
 
 
-def test_a_gpu_without_transformer_engine_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+def test_a_gpu_without_transformer_engine_is_told_so() -> None:
     with pytest.raises(ConfigError, match=r"trainer\.plugins\.fp8='hybrid': .*transformer_engine"):
-        MegatronMixedPrecision("bf16-mixed", fp8="hybrid").check_hardware()
+        bare = Machine(transformer_engine=None, te_missing="transformer_engine is not installed")
+        MegatronMixedPrecision("bf16-mixed", fp8="hybrid").check_hardware(bare)
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from megatron.core.optimizer import OptimizerConfig
 from nemo2.config.provenance import adjustments, note_explicit_fields
 from nemo2.errors import ConfigError
 from nemo2.mcore.precision import MegatronMixedPrecision
+from nemo2.mcore.settle.machine import Machine
 from nemo2.models.llama import LlamaConfig
 from support import small_runs
 
@@ -22,7 +23,7 @@ from support import small_runs
 def ddp(*explicit: str, **fields: Any) -> DistributedDataParallelConfig:
     """A DDP configuration as a recipe builds it, which notes what its user set."""
     config = DistributedDataParallelConfig(**fields)
-    note_explicit_fields(config, explicit or fields)
+    note_explicit_fields(config, {name: getattr(config, name) for name in explicit} or fields)
     return config
 
 
@@ -181,7 +182,7 @@ def test_what_takes_no_effect_is_said(arguments: dict[str, Any], sentences: list
 
 
 def test_it_is_said_as_the_run_starts(caplog: pytest.LogCaptureFixture) -> None:
-    MegatronMixedPrecision("bf16-mixed", fp8_recipe="mxfp8").check_hardware()
+    MegatronMixedPrecision("bf16-mixed", fp8_recipe="mxfp8").check_hardware(Machine.here())
     [record] = caplog.records
     assert record.levelname == "WARNING" and "fp8_recipe='mxfp8'" in record.getMessage()
 
@@ -214,8 +215,8 @@ def test_a_dtype_alone_and_no_recipe_of_fp8_are_filled_in():
 def test_formats_of_gpus_are_refused_where_there_is_none(arguments):
     if torch.cuda.is_available():
         pytest.skip("this machine has a GPU")
-    with pytest.raises(ConfigError, match="this machine has no GPU"):
-        MegatronMixedPrecision("bf16-mixed", **arguments).check_hardware()
+    with pytest.raises(ConfigError, match="requires a GPU with Transformer Engine"):
+        MegatronMixedPrecision("bf16-mixed", **arguments).check_hardware(Machine.here())
 
 
 def test_only_floating_point_inputs_are_converted():

@@ -2,85 +2,54 @@
 """Rules about batches, micro-batches and sequence lengths."""
 
 from collections.abc import Iterator
-from typing import Any
 
-from nemo2.base.counts import is_count
+from nemo2.base.counts import counted, is_count
 from nemo2.data.batch_size import BatchSizeSchedule
 from nemo2.errors import ConfigError
-from nemo2.preflight.checks import domains
-from nemo2.preflight.checks.arithmetic import nearest
-from nemo2.preflight.checks.domains import out_of_range
 from nemo2.preflight.checks.facts import Facts
 from nemo2.preflight.checks.rule import Topic
+from nemo2.report.pictures.schedule import Schedule
 
 BATCHES = Topic("Batches and sequences")
-GROUP = "strategy.microbatch_group_size_per_vp_stage"
-
-
-@BATCHES.rule("batches-are-counts")
-def _counts(facts: Facts) -> Iterator[str]:
-    """Batch sizes and the sequence length must be whole numbers of at least 1.
-
-    Otherwise: Megatron-Core's index builder divides by the sequence length and crashes the process.
-    """
-    yield from out_of_range(facts.data, "data", domains.BATCH, others=False)
 
 
 @BATCHES.rule("batch-over-replicas", megatron_refuses=True)
-def _global_batch(facts: Facts) -> Iterator[str]:
-    """Micro-batch size * data-parallel size must divide the global batch size.
+def _replicas(facts: Facts) -> Iterator[str]:
+    """Micro-batch size * data-parallel size must divide the global batch size, and every batch size of a ramp-up
+    (`rampup_batch_size`).
 
-    Otherwise: Megatron-Core cannot compute the number of micro-batches and raises an error.
+    Otherwise: Megatron-Core cannot compute the number of micro-batches and raises an error, in a ramp-up at the first
+    step with such a batch size.
     """
-    yield from _unsplit(facts, None)
-
-
-@BATCHES.rule("ramp-up-over-replicas")
-def _ramp_up(facts: Facts) -> Iterator[str]:
-    """Every batch size of the ramp-up (`rampup_batch_size`) must be a multiple of micro-batch size * data-parallel
-    size.
-
-    Otherwise: The run stops at the first step with a batch size that is not a multiple.
-    """
-    yield from _unsplit(facts, facts.at("data.rampup_batch_size"))
+    gbs, mbs, dp = facts.global_batch_size, facts.micro_batch_size, facts.data_parallel_size
+    if not (is_count(gbs) and is_count(mbs) and dp):
+        return
+    try:
+        schedule = BatchSizeSchedule(gbs, facts.at("data.rampup_batch_size"))
+    except (ConfigError, TypeError):
+        return  # the data module reports invalid numbers
+    try:
+        schedule.check(mbs, dp)
+    except ConfigError as error:
+        yield f"data.{error}"
 
 
 @BATCHES.rule("micro-batches-in-groups")
 def _groups(facts: Facts) -> Iterator[str]:
-    """The interleaved schedule runs micro-batches in groups. Every group, including the last one, must have at
-    least as many micro-batches as there are pipeline stages.
+    """The interleaved schedule runs micro-batches in groups (`microbatch_group_size_per_vp_stage`). Every group,
+    including the last one, must have at least as many micro-batches as there are pipeline stages.
 
     Otherwise: Megatron-Core raises an error in the first step.
     """
-    layout, count = facts.layout, facts.num_microbatches
-    if layout.pp == 1 or not layout.vp or layout.vp == 1 or not count:
+    layout, count, gbs = facts.layout, facts.num_microbatches, facts.global_batch_size
+    if not count or not gbs:
         return
-    gbs, mbs, dp = facts.global_batch_size, facts.micro_batch_size, facts.data_parallel_size
-    assert gbs is not None and mbs is not None and dp is not None
-    group = _group(facts)
-    # See Megatron-Core's forward_backward_pipelining_with_interleaving: the valid sizes of a group and of the last
-    # group.
-    if group >= layout.pp and (count < group or 0 < count % group < layout.pp):
-        yield (
-            f"data.global_batch_size={gbs} gives {gbs} / ({mbs} * {dp}) = {count} micro-batches per step, but the "
-            f"interleaved schedule runs micro-batches in groups of {group}. Set data.global_batch_size to a multiple "
-            f"of {mbs * dp * group}; nearest: {nearest(gbs, mbs * dp * group)}."
-        )
-
-
-@BATCHES.rule("groups-fill-the-stages")
-def _group_size(facts: Facts) -> Iterator[str]:
-    """A group of micro-batches (`microbatch_group_size_per_vp_stage`) must be at least as large as the
-    pipeline-parallel size.
-
-    Otherwise: Megatron-Core raises an error in the first step.
-    """
-    layout, group = facts.layout, _group(facts)
-    if layout.pp > 1 and layout.vp and layout.vp > 1 and group < layout.pp:
-        yield (
-            f"{GROUP}={group} is less than strategy.pipeline_model_parallel_size={layout.pp}. Set it to {layout.pp} "
-            "or more, or leave it unset."
-        )
+    try:
+        group = facts.of_strategy("microbatch_group_size_per_vp_stage")
+        Schedule(pp=layout.pp, vp=layout.vp, num_microbatches=count, group_size=group)
+    except ConfigError as error:
+        samples = counted(gbs // count, "sample")
+        yield f"{error} data.global_batch_size={gbs} gives {count} micro-batches of {samples} per step."
 
 
 @BATCHES.settled("one-sequence-length")
@@ -91,38 +60,15 @@ def _one_length() -> None:
     """
 
 
-@BATCHES.rule("accumulation-is-micro-batches")
-def _accumulation(facts: Facts) -> Iterator[str]:
-    """`accumulate_grad_batches` must stay 1.
-
-    Otherwise: Lightning counts one batch several times, because the micro-batches of a step already accumulate
-    gradients.
-    """
-    from nemo2.training.strategies.base import ACCUMULATED
-
-    batches = facts.at("trainer.accumulate_grad_batches")
-    if facts.sizes and isinstance(batches, int) and batches != 1:
-        yield f"trainer.accumulate_grad_batches={batches}: {ACCUMULATED}"
-
-
 @BATCHES.rule("samples-for-every-step")
 def _samples(facts: Facts) -> Iterator[str]:
     """With a data module that reads files, `num_train_samples` must be None or enough for `max_steps`.
 
     Otherwise: The data module raises an error on every rank.
     """
-    samples, steps, gbs = (
-        facts.at("data.num_train_samples"),
-        facts.at("trainer.max_steps"),
-        facts.global_batch_size,
-    )
-    if not hasattr(facts.data, "paths") or not (is_count(samples) and is_count(steps) and is_count(gbs)):
-        return
-    if samples < steps * gbs:
-        yield (
-            f"data.num_train_samples={samples} is less than trainer.max_steps * data.global_batch_size = {steps} * "
-            f"{gbs} = {steps * gbs}. Set it to {steps * gbs} or more, or to None."
-        )
+    steps, problem = facts.at("trainer.max_steps"), getattr(facts.parts.get("data"), "train_samples_problem", None)
+    if problem is not None and is_count(steps) and (message := problem(steps)):
+        yield message
 
 
 @BATCHES.rule("samples-for-a-step")
@@ -139,23 +85,3 @@ def _step(facts: Facts) -> Iterator[str]:
         samples = getattr(data, name, None)
         if is_count(samples) and samples < gbs:
             yield f"data.{name}={samples} is less than data.global_batch_size={gbs}. Set it to {gbs} or more."
-
-
-def _unsplit(facts: Facts, rampup: Any) -> Iterator[str]:
-    """A message if the run's replicas can't split a batch into whole micro-batches."""
-    gbs, mbs, dp = facts.global_batch_size, facts.micro_batch_size, facts.data_parallel_size
-    if not (is_count(gbs) and is_count(mbs) and dp):
-        return
-    try:
-        schedule = BatchSizeSchedule(gbs, rampup)
-    except (ConfigError, TypeError):
-        return  # the data module reports invalid numbers
-    try:
-        schedule.check(mbs, dp)
-    except ConfigError as error:
-        yield f"data.{error}"
-
-
-def _group(facts: Facts) -> int:
-    size = facts.of_strategy("microbatch_group_size_per_vp_stage")
-    return size if isinstance(size, int) else facts.layout.pp

@@ -67,16 +67,6 @@ def _sequence_parallel(facts: Facts) -> Iterator[str]:
     yield from facts.of_layers(layers.experts_need_sequence_parallel)
 
 
-@EXPERTS.rule("whole-bias-on-one-rank", megatron_refuses=True)
-def _bias(facts: Facts) -> Iterator[str]:
-    """Experts with a bias (`add_bias_linear`) require an expert tensor-parallel size of 1.
-
-    Otherwise: Each rank that holds a part of an expert adds the whole bias. Megatron-Core 0.16 and newer raises an
-    AssertionError instead.
-    """
-    yield from facts.of_layers(layers.whole_bias_on_one_rank)
-
-
 @EXPERTS.rule("best-of-group-needs-plain-router")
 def _best_of_group(facts: Facts) -> Iterator[str]:
     """Ranking groups of experts by their best expert (`moe_router_group_score='max'`, the rule of DeepSeek V2)

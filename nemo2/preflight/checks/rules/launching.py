@@ -30,7 +30,7 @@ _UNITS = {"devices": "processes per node", "num_nodes": "nodes"}
 
 
 @LAUNCH.rule("executor-starts-what-the-trainer-expects")
-def _executor(facts: Facts) -> Iterator[str]:
+def unequal_launch(facts: Facts) -> Iterator[str]:
     """The executor must start as many nodes, and as many processes per node, as the trainer expects.
 
     Otherwise: The strategy raises an error on every rank, or the ranks wait forever for processes that never start.
@@ -233,8 +233,8 @@ def _text(facts: Facts) -> Iterator[str]:
     if tokenizer is None:
         yield (
             f"data.tokenizer=None: the data {'is text' if text else 'are token files'}, but the run has no tokenizer"
-            f"{f', and {restore} describes none' if restore else ''}. Set data.tokenizer to the tokenizer of the model, or "
-            "resume.restore_config.path to weights with a tokenizer."
+            f"{f', and {restore} describes none' if restore else ''}. Set data.tokenizer to the tokenizer of the model, such "
+            "as BPETokenizer(path=tokenizer.json), or resume.restore_config.path to weights with a tokenizer."
         )
 
 

@@ -30,17 +30,12 @@ def _end(facts: Facts) -> Iterator[str]:
 
     Otherwise: The schedule raises an error on every rank.
     """
-    least = facts.at("optim.lr_scheduler.min_lr")
+    problem = getattr(facts.parts.get("optim.lr_scheduler"), "peak_problem", lambda peak, field: None)
     for name in ("lr", "decoupled_lr"):
         rate = facts.of_optimizer(name)
-        if not isinstance(rate, int | float) or not isinstance(least, int | float) or (name == "lr" and rate <= 0):
-            continue
-        if least > rate:
-            peak = f"optim.config.{name}={rate:g}"
-            yield (
-                f"optim.lr_scheduler.min_lr={least:g} is above the peak learning rate {peak}. Lower min_lr, or raise "
-                "the peak."
-            )
+        usable = isinstance(rate, int | float) and (rate > 0 or (name != "lr" and rate == 0))
+        if usable and (message := problem(rate, name)):
+            yield message
 
 
 @OPTIMIZER.rule("schedule-has-a-length")
@@ -50,15 +45,9 @@ def _length(facts: Facts) -> Iterator[str]:
 
     Otherwise: The schedule raises an error on every rank.
     """
-    schedule = facts.parts.get("optim.lr_scheduler")
-    if schedule is None or not getattr(schedule, "needs_max_steps", False):
-        return
-    steps = facts.at("trainer.max_steps")
-    if schedule.max_steps is None and (not isinstance(steps, int) or steps <= 0):
-        yield (
-            f"{type(schedule).__name__}.max_steps is None and trainer.max_steps is not set, but this schedule depends "
-            "on the length of the run. Set trainer.max_steps, or the schedule's max_steps."
-        )
+    problem = getattr(facts.parts.get("optim.lr_scheduler"), "length_problem", None)
+    if problem and facts.at("trainer.max_steps") in (None, -1):
+        yield problem
 
 
 @OPTIMIZER.rule("phases-fit-the-schedule")
@@ -128,19 +117,18 @@ def _sharded(facts: Facts) -> Iterator[str]:
         )
 
 
-@OPTIMIZER.rule("clipping-is-the-optimizers")
-def _clipping(facts: Facts) -> Iterator[str]:
-    """Gradient clipping must be set with `optim.config.clip_grad`.
+@OPTIMIZER.rule("steps-are-megatron-cores")
+def _steps(facts: Facts) -> Iterator[str]:
+    """Gradients must be clipped by `optim.config.clip_grad` and accumulated over the micro-batches of
+    `data.global_batch_size`, not by Lightning.
 
-    Otherwise: The precision plugin raises an error in the first step, because Lightning would clip only the shards of
-    one rank.
+    Otherwise: The strategy raises an error on every rank, because Lightning would clip only the shards of one rank, and count
+    one batch several times.
     """
-    value = facts.at("trainer.gradient_clip_val")
-    if facts.sizes and value:
-        yield (
-            f"trainer.gradient_clip_val={value}: Megatron-Core clips gradients in its optimizer step. Set "
-            f"optim.config.clip_grad={value}, and leave trainer.gradient_clip_val unset."
-        )
+    from nemo2.training.strategies.base import requests_of_lightning
+
+    if facts.sizes:
+        yield from requests_of_lightning(facts.trainer)
 
 
 @OPTIMIZER.rule("offloaded-optimizer-decouples-decay")

@@ -5,7 +5,7 @@ import copy
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from nemo2.base.backend.extras import has, why_missing
+from nemo2.base.backend.extras import has
 from nemo2.config.walk import class_of
 from nemo2.models.layers import rules as layers
 from nemo2.preflight.checks.facts import Facts
@@ -13,38 +13,6 @@ from nemo2.preflight.checks.rule import Topic
 from nemo2.training.run_dir.trackers import missing_login, missing_package
 
 PARTS = Topic("Optional packages", needs_sizes=False)
-
-
-@PARTS.rule("low-precision-needs-transformer-engine")
-def _low_precision(facts: Facts) -> Iterator[str]:
-    """fp8 and fp4 require Transformer Engine and a GPU.
-
-    Otherwise: The precision plugin raises an error on every rank.
-    """
-    config = facts.precision
-    if config is None or facts.machine.transformer_engine is not None:
-        return
-    for name, value in (("fp8", config.fp8), ("fp4", config.fp4)):
-        if value is not None:
-            yield (
-                f"trainer.plugins.{name}={value!r}: {name} requires a GPU with Transformer Engine "
-                f"({facts.machine.te_missing}). Leave {name} unset on this machine. bf16-mixed runs on any machine."
-            )
-
-
-@PARTS.rule("aware-optimizer-needs-transformer-engine", local=True)
-def _aware_optimizer(facts: Facts) -> Iterator[str]:
-    """`use_precision_aware_optimizer` requires Transformer Engine's fused Adam.
-
-    Otherwise: Megatron-Core raises an error when it creates the optimizer configuration.
-    """
-    if not facts.of_optimizer("use_precision_aware_optimizer") or has("transformer_engine"):
-        return
-    if not facts.of_optimizer("optimizer_cpu_offload"):
-        yield (
-            "optim.config.use_precision_aware_optimizer=True requires Transformer Engine's fused Adam "
-            f"({why_missing('transformer_engine')}). Set use_precision_aware_optimizer=False on this machine."
-        )
 
 
 @PARTS.rule("plain-layers-can-do-it", megatron_refuses=True)
@@ -63,7 +31,6 @@ def _plain_layers(facts: Facts) -> Iterator[str]:
         *layers.mla_needs_sequence_parallel(config),
         *layers.experts_cut_only_where_shared(config),
         *layers.experts_need_sequence_parallel(config),
-        *layers.whole_bias_on_one_rank(config),
     ]
     for problem in layers.layer_problems(config):
         if problem not in reported:

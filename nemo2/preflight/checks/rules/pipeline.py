@@ -96,29 +96,17 @@ def _enough_layers(facts: Facts) -> Iterator[str]:
 
 @PIPELINE.rule("layers-over-virtual-stages", megatron_refuses=True)
 def _virtual_layers(facts: Facts) -> Iterator[str]:
-    """The virtual-pipeline size must divide the number of layers of every stage.
+    """The virtual-pipeline size must divide the number of layers of the first and the last stage, where they are set.
 
     Otherwise: Megatron-Core raises an AssertionError when it builds the model.
     """
-    vp = facts.layout.vp
-    if not vp or facts.layout.pp == 1:
-        return
-    for name, size in _ends(facts).items():
+    vp = facts.layout.vp or 1
+    for name, size in _ends(facts).items() if facts.layout.interleaved else ():
         if is_count(size) and size % vp:
             yield (
                 f"{name}={size} cannot be split into strategy.virtual_pipeline_model_parallel_size={vp} chunks. Set "
                 f"it to a multiple of {vp}; nearest: {nearest(size, vp)}."
             )
-    stages, layers, extra = _to_share(facts)
-    if stages is None or stages < 1 or layers < 0 or (layers + extra) % stages:
-        return
-    per_stage = (layers + extra) // stages
-    if per_stage % vp:
-        yield (
-            f"{per_stage} layers per pipeline stage cannot be split into "
-            f"strategy.virtual_pipeline_model_parallel_size={vp} chunks. Set virtual_pipeline_model_parallel_size to "
-            f"one of {divisors(per_stage)}."
-        )
 
 
 @PIPELINE.settled("stages-send-what-they-hold")

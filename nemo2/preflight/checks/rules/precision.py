@@ -3,41 +3,26 @@
 
 from collections.abc import Iterator
 
-from packaging.version import Version
-
+from nemo2.mcore.precision import BLOCKS, format_problems
 from nemo2.preflight.checks.facts import Facts
 from nemo2.preflight.checks.rule import Topic
 
-PRECISION = Topic("Precision")
-_FP8 = "trainer.plugins.fp8=hybrid"
+PRECISION = Topic("Precision", needs_sizes=False)
 
 
 @PRECISION.rule("gpu-has-the-format")
 def _generation(facts: Facts) -> Iterator[str]:
-    """The GPU and Transformer Engine must support the number format. On GPUs: bf16 requires Ampere or newer, fp8
-    requires Ada, Hopper or newer, and mxfp8 and fp4 require Blackwell. The blockwise recipe requires Hopper or
-    newer, and mxfp8 does not run on compute capability 12.0. In Transformer Engine: the blockwise recipe requires
-    2.3 (2.9 on Blackwell), and fp4 requires 2.8.
+    """The GPU and Transformer Engine must support the number format: fp8 and fp4 require both. On GPUs: bf16 requires
+    Ampere or newer, fp8 requires Ada, Hopper or newer, and mxfp8 and fp4 require Blackwell. The blockwise recipe
+    requires Hopper or newer, and mxfp8 does not run on compute capability 12.0. In Transformer Engine: the blockwise
+    recipe requires 2.3 (2.9 on Blackwell), and fp4 requires 2.8.
 
     Otherwise: Transformer Engine raises an error on every rank. bf16 is emulated and slow.
     """
-    from nemo2.mcore.precision import SINCE, what_is_lacking
-
-    config, capability, version = facts.precision, facts.machine.capability, facts.machine.transformer_engine
+    config, capability = facts.precision, facts.machine.capability
     if config is None:
         return
-    for name in ("fp8", "fp4"):
-        value, recipe = getattr(config, name), getattr(config, f"{name}_recipe")
-        if value is None:
-            continue
-        if version is not None and Version(version) < Version(SINCE.get(recipe, "0")):
-            yield (
-                f"trainer.plugins.{name}_recipe={recipe!r}: Transformer Engine {version} does not support this "
-                f"recipe. Install Transformer Engine {SINCE[recipe]} or newer, or choose another recipe."
-            )
-        lacking = what_is_lacking(recipe, capability=capability, transformer_engine=version)
-        if lacking is not None:
-            yield f"trainer.plugins.{name}={value!r} with recipe {recipe!r} {lacking}"
+    yield from format_problems(config, facts.machine)
     if config.bf16 and capability is not None and capability < (8, 0):
         yield (
             "trainer.plugins.precision='bf16-mixed' requires a GPU of compute capability 8.0 or newer, but this GPU "
@@ -52,10 +37,8 @@ def _blocks(facts: Facts) -> Iterator[str]:
 
     Otherwise: Transformer Engine raises an error in the first step.
     """
-    from nemo2.mcore.precision import BLOCKS
-
     config, layout = facts.precision, facts.layout
-    if config is None or not (config.fp8 or config.fp4):
+    if config is None or not facts.sizes or not (config.fp8 or config.fp4):
         return
     format_, recipe = ("fp8", config.fp8_recipe) if config.fp8 else ("fp4", config.fp4_recipe)
     of_tokens, of_width = BLOCKS.get(recipe, (1, 1))

@@ -35,23 +35,17 @@ def _partial(facts: Facts) -> Iterator[str]:
 
 @RECOMPUTE.rule("full-recomputation-says-how", megatron_refuses=True)
 def _how(facts: Facts) -> Iterator[str]:
-    """Full recomputation requires a method and a number of layers. Selective recomputation does not accept a number
-    of layers.
+    """Full recomputation requires a method and a number of layers.
 
     Otherwise: Megatron-Core rejects the model configuration.
     """
     model = facts.model
-    granularity = getattr(model, "recompute_granularity", None)
-    if granularity == "full" and (model.recompute_method is None or model.recompute_num_layers is None):
+    full = getattr(model, "recompute_granularity", None) == "full"
+    if full and (model.recompute_method is None or model.recompute_num_layers is None):
         yield (
             f"model.config.recompute_granularity='full' with recompute_method={model.recompute_method!r} and "
             f"recompute_num_layers={model.recompute_num_layers!r}: full recomputation requires both. Set "
             "recompute_method to 'uniform' or 'block', and set recompute_num_layers to 1 or more."
-        )
-    if granularity == "selective" and model.recompute_num_layers is not None:
-        yield (
-            f"model.config.recompute_num_layers={model.recompute_num_layers} has no effect with "
-            "recompute_granularity='selective', which uses recompute_modules. Set recompute_num_layers=None."
         )
 
 

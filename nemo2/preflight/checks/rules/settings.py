@@ -101,11 +101,13 @@ def _checkpoint_callback() -> None:
 
 @SETTINGS.rule("data-module-accepts-its-arguments")
 def _data(facts: Facts) -> Iterator[str]:
-    """The paths, split, samples, seed, workers and ramp-up of the data module must be valid.
+    """The paths, split, samples, batch sizes, sequence length, seed, workers and ramp-up of the data module must be
+    valid.
 
-    Otherwise: The data module raises an error on every rank.
+    Otherwise: The data module raises an error on every rank, or Megatron-Core's index builder divides by a sequence
+    length of 0 and crashes the process.
     """
-    # As above. A refusal about batch sizes is reported once, by the rules for batches.
+    # As above.
     problems = list(out_of_range(facts.data, "data", domains.data_domains(facts.data)))
     yield from problems or facts.settled.refused("data-module-accepts-its-arguments")
 
@@ -176,17 +178,13 @@ def _one_precision() -> None:
     """
 
 
-@AGREEMENT.rule("one-source-of-optimizer-state")
-def _main_params(facts: Facts) -> Iterator[str]:
+@AGREEMENT.settled("one-source-of-optimizer-state")
+def _one_source_of_optimizer_state() -> None:
     """Load either the whole optimizer state (`ckpt_load_optimizer`) or only its main parameters
     (`ckpt_load_main_params`).
 
     Otherwise: The strategy raises an error on every rank.
     """
-    if facts.of_strategy("ckpt_load_main_params") and facts.of_strategy("ckpt_load_optimizer"):
-        from nemo2.training.strategies.megatron_config import MAIN_PARAMETERS_TWICE
-
-        yield MAIN_PARAMETERS_TWICE  # the strategy's constructor raises its first error only
 
 
 @LAST.rule("megatron-core-agrees", megatron_refuses=True)

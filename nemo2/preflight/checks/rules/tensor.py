@@ -11,35 +11,6 @@ from nemo2.preflight.checks.rule import Topic
 TENSOR = Topic("Tensor and sequence parallelism")
 
 
-@TENSOR.rule("heads-over-tensor-ranks", megatron_refuses=True)
-def _heads(facts: Facts) -> Iterator[str]:
-    """The tensor-parallel size must divide the number of attention heads.
-
-    Otherwise: Megatron-Core rejects the model configuration.
-    """
-    heads, tp = facts.of_model("num_attention_heads"), facts.layout.tp
-    if heads and heads % tp:
-        yield (
-            f"model.config.num_attention_heads={heads} is not a multiple of strategy.tensor_model_parallel_size={tp}. "
-            f"Set tensor_model_parallel_size to one of {divisors(heads)}."
-        )
-
-
-@TENSOR.rule("groups-over-tensor-ranks", megatron_refuses=True)
-def _groups(facts: Facts) -> Iterator[str]:
-    """The number of query groups must be a multiple or a divisor of the tensor-parallel size.
-
-    Otherwise: Megatron-Core rejects the model configuration.
-    """
-    groups, tp = facts.of_model("num_query_groups"), facts.layout.tp
-    if groups and groups % tp and tp % groups:
-        yield (
-            f"model.config.num_query_groups={groups} is neither a multiple nor a divisor of "
-            f"strategy.tensor_model_parallel_size={tp}. Set tensor_model_parallel_size to one of {divisors(groups)}, "
-            f"or to a multiple of {groups}."
-        )
-
-
 @TENSOR.rule("feed-forward-over-tensor-ranks", megatron_refuses=True)
 def _feed_forward(facts: Facts) -> Iterator[str]:
     """The tensor-parallel size must divide the width of the feed-forward layers.

@@ -67,19 +67,9 @@ def _rank_order(facts: Facts) -> Iterator[str]:
     Otherwise: Megatron-Core raises an error, because dense layers and experts would have different neighbors in the
     pipeline.
     """
-    layout, world = facts.layout, facts.world_size
-    if not facts.of_strategy("use_tp_pp_dp_mapping") or layout.pp == 1 or layout.world_problem(world):
-        return
-    dense = world // layout.model_parallel_size
-    expert = world // layout.expert_parallel_size
-    if dense != expert:
-        yield (
-            "strategy.use_tp_pp_dp_mapping=True requires equal numbers of replicas of the dense layers and of the "
-            f"experts. Dense layers have {world} / (tensor {layout.tp} * pipeline {layout.pp} * context {layout.cp}) "
-            f"= {dense}, and experts have {world} / (expert tensor {layout.expert_tensor_size} * expert {layout.ep} * "
-            f"pipeline {layout.pp}) = {expert}. Set use_tp_pp_dp_mapping=False, or choose sizes for which tensor * "
-            "context = expert tensor * expert."
-        )
+    mapped = facts.of_strategy("use_tp_pp_dp_mapping") and not facts.layout.world_problem(facts.world_size)
+    if mapped and (problem := facts.layout.mapping_problem(facts.world_size)):
+        yield problem
 
 
 @WORLD.rule("optimizer-instances-divide-the-replicas", megatron_refuses=True)

@@ -190,7 +190,10 @@ def test_max_steps_comes_from_the_trainer_unless_it_is_set():
     [
         (CosineAnnealingScheduler(), "CosineAnnealingScheduler.max_steps is None .* Set trainer.max_steps"),
         (WarmupPolicyScheduler(warmup_ratio=0.1), "max_steps is None"),
-        (make(CosineAnnealingScheduler, min_lr=0.1), "min_lr=0.1 is above the optimizer's lr=0.001"),
+        (
+            make(CosineAnnealingScheduler, min_lr=0.1),
+            "min_lr=0.1 is above the peak learning rate optim.config.lr=0.001",
+        ),
     ],
 )
 def test_a_run_without_end_is_refused_only_where_the_formula_needs_one(schedule, words):

@@ -84,9 +84,9 @@ def switches() -> dict[str, Any]:
         model = small_runs.build_llama()
         config = model.optim.config
         config.use_distributed_optimizer = bool(optimizer)
-        note_explicit_fields(config, [] if optimizer is None else ["use_distributed_optimizer"])
+        note_explicit_fields(config, {} if optimizer is None else {"use_distributed_optimizer": optimizer})
         ddp = DistributedDataParallelConfig(use_distributed_optimizer=bool(buffers), **more)
-        note_explicit_fields(ddp, [*more, *([] if buffers is None else ["use_distributed_optimizer"])])
+        note_explicit_fields(ddp, more | ({} if buffers is None else {"use_distributed_optimizer": buffers}))
         trainer = small_runs.build_trainer(max_steps=1, ddp=ddp)
         try:
             trainer.fit(model, small_runs.TokenData())

@@ -37,7 +37,6 @@ def test_what_works_breaks_no_rule():
             {"sequence_parallel": False, "multi_latent_attention": False},
             "num_moe_experts=4 with tensor_model_parallel_s",
         ),
-        ({"add_bias_linear": True}, "add_bias_linear=True requires expert_tensor_parallel_size=1"),
         ({"cp_comm_type": "a2a+p2p"}, "one of 'all_gather', 'p2p', 'a2a'"),
         (
             {"cp_comm_type": "a2a", "num_attention_heads": 6},

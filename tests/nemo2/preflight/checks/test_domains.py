@@ -50,6 +50,7 @@ WITHOUT_A_ROW = {
         ("moe_paged_stash_page_size", "moe_paged_stash_buffer_size_factor_cuda", "moe_paged_stash_buffer_size_factor_cpu",
          "moe_expert_rank_capacity_factor", "moe_router_force_biased"), NOT_BUILT),
     "rampup_batch_size": "three numbers that the sampler judges together",
+    "num_microbatches_with_partial_activation_checkpoints": "refused whatever its value",
 }  # fmt: skip
 
 

@@ -152,11 +152,3 @@ def test_offloaded_activations_are_not_counted_on_the_gpu_and_their_copies_are_t
     assert made.fit.why and len(made.notes) == 2
     assert "note: model.config.cpu_offloading: the activations of 24 layers" in render(made)
     assert not plan(here.facts.recipe, gpus="H100", check=False).notes
-
-
-def test_a_hybrid_is_computed_again_where_megatron_core_does_it() -> None:
-    from importlib.util import find_spec
-
-    full = (FULL[0], "model.config.recompute_method=uniform", "model.config.recompute_num_layers=1")
-    does = find_spec("megatron.core.recompute") is not None
-    assert subject("nemotronh_8b", *full).job.recompute == ("full" if does else "none")

@@ -208,7 +208,7 @@ def test_one_more_forward_before_the_first_backward_hides_the_experts_exchanges(
         ({"num_microbatches": 2, "vp": 2}, "micro-batches 2: use at least 4 micro-batches, or use no virtual stages"),
         (
             {"num_microbatches": 8, "vp": 2, "group_size": 3},
-            "micro-batches 8: set microbatch_group_size_per_vp_stage to at least 4, or use no virtual stages",
+            "micro-batches 8: set it to at least 4, or use no virtual stages",
         ),
         ({"num_microbatches": 6, "vp": 2}, "leave 2 after groups of 4, fewer than the 4 pipeline stages. Use 4 or 8"),
         ({"num_microbatches": 8, "vp": 2, "group_size": 3}, "group_size_per_vp_stage=3 must lie between"),
