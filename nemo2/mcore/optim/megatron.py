@@ -213,6 +213,11 @@ class MegatronOptimizer(torch.optim.Optimizer):
             for part in self._parts():
                 if isinstance(inner := getattr(part, "optimizer", None), HybridDeviceOptimizer):
                     _move_state_to_its_parameters(inner)
+                elif inner is not None and not _counts_per_group(inner):
+                    # A checkpoint has the count in the groups of all optimizers of a chain. Where it stood still, the chain
+                    # would have two counts, and no next save.
+                    for group in inner.param_groups:
+                        group.pop("step", None)
         self.apply_config()
 
 
@@ -240,10 +245,15 @@ def _make_step_counts(inner: torch.optim.Optimizer) -> None:
     if isinstance(inner, torch.optim.Adam | torch.optim.AdamW):  # the count is in each parameter's state
         for state in inner.state.values():
             state.setdefault("step", torch.tensor(0.0))
-    elif type(inner).__name__ == "FusedAdam":  # Transformer Engine's, Apex's or a CPU's: count per group
+    elif _counts_per_group(inner):
         for group in inner.param_groups:
             if group["params"]:
                 group.setdefault("step", 0)
+
+
+def _counts_per_group(inner: torch.optim.Optimizer) -> bool:
+    """Whether an optimizer counts its updates in each group, as Transformer Engine's, Apex's and a CPU's Adam."""
+    return type(inner).__name__ == "FusedAdam"
 
 
 def _make_offloaded_state(inner: HybridDeviceOptimizer, config: OptimizerConfig) -> None:

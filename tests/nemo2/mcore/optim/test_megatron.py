@@ -140,6 +140,27 @@ def test_overlapping_communication_changes_no_number(run_on_ranks):
     assert overlap["grad_norms"] == pytest.approx(plain["grad_norms"], rel=1e-6)
 
 
+def test_of_a_loaded_chain_only_adam_counts_its_updates() -> None:
+    """A checkpoint has the count in all groups. A second count, which stands still, would end the next save."""
+
+    class FusedAdam(torch.optim.SGD):
+        """Counts in its groups."""
+
+    def loaded(state: dict[str, Any]) -> None:
+        for part in chain:
+            part.optimizer.load_state_dict(state)
+
+    chain = [
+        SimpleNamespace(optimizer=kind([torch.zeros(1)]), init_state_fn=None) for kind in (FusedAdam, torch.optim.SGD)
+    ]
+    groups = [group for part in chain for group in part.optimizer.param_groups]
+    saved = chain[0].optimizer.state_dict()
+    saved["param_groups"][0]["step"] = 2
+    whole = SimpleNamespace(chained_optimizers=chain, param_groups=groups, load_state_dict=loaded)
+    MegatronOptimizer(whole, OptimizerConfig(lr=1.0)).load_state_dict(saved)
+    assert [part.optimizer.param_groups[0].get("step") for part in chain] == [2, None]
+
+
 @pytest.mark.parametrize("overlapped", [True, False])
 @pytest.mark.parametrize("reused", [True, False])
 def test_parameters_are_staged_after_the_gradients_whose_buffer_they_share_are_zeroed(
