@@ -245,7 +245,7 @@ _DECIDES = (
     "moe_router_topk", "moe_router_pre_softmax", "moe_router_score_function", "moe_router_num_groups",
     "moe_router_group_topk", "moe_router_group_score", "moe_router_topk_scaling_factor",
     "moe_router_enable_expert_bias", "moe_apply_probs_on_input", "moe_latent_size", "mtp_num_layers", "hybrid_override_pattern",
-    "mamba_num_groups", "mamba_state_dim", "mamba_head_dim",
+    "mamba_num_groups", "mamba_state_dim", "mamba_head_dim", "mup_embedding_mult", "mup_output_mult",
 )  # fmt: skip
 
 
