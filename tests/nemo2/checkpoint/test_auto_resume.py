@@ -236,14 +236,15 @@ def started_from_weights(directory: str) -> dict[str, Any]:
     callbacks = [small_runs.keep(directory), *_at_step_two(directory)]
     first = small_runs.fit(small_runs.build_llama(), max_steps=3, callbacks=callbacks)
     path = f"{directory}/two"
-    found = {"first": first}
+    found: dict[str, Any] = {"first": first}
     from nemo2.training.strategies import base
 
-    for name, options, config in (
-        ("weights", {}, {}),
-        ("with the optimizer", {"load_optim_state": True}, {}),
-        ("with other positions", {}, {"rotary_base": 20000.0}),
-    ):
+    starts: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+        "weights": ({}, {}),
+        "with the optimizer": ({"load_optim_state": True}, {}),
+        "with other positions": ({}, {"rotary_base": 20000.0}),
+    }
+    for name, (options, config) in starts.items():
         restore = RestoreConfig(path=path, **options)
         with mock.patch.object(base._log, "warning") as warning:
             found[name] = small_runs.fit(
