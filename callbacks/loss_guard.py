@@ -16,7 +16,6 @@ from nemo2.base.counts import require_counts
 from nemo2.base.names import did_you_mean
 from nemo2.config.capture import configurable
 from nemo2.config.provenance import adjust
-from nemo2.config.requested import explicit_fields
 from nemo2.errors import ConfigError, RuntimeFault
 
 _log = logging.getLogger(__name__)
@@ -35,7 +34,7 @@ class LossGuard(pl.Callback):
       consumed. A resumed run skips the same steps.
 
     With "skip" the callback also checks the gradients, which costs one pass over them per step, and turns off
-    Megatron-Core's own check, which would end the run.
+    Megatron-Core's own check (``strategy.ddp_config.check_for_nan_in_grad``), which would end the run.
 
     Independently of this callback, nemo2 never publishes a checkpoint with parameters that aren't finite.
 
@@ -48,7 +47,7 @@ class LossGuard(pl.Callback):
         max_skips: The number of consecutive skipped steps after which the run stops.
 
     Raises:
-        ConfigError: a setting that can't work, or that contradicts ``strategy.ddp_config.check_for_nan_in_grad=True``.
+        ConfigError: a setting that can't work.
         RuntimeFault: the action is "stop", or too many consecutive steps were skipped.
     """
 
@@ -82,16 +81,9 @@ class LossGuard(pl.Callback):
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         ddp: Any = getattr(trainer.strategy, "ddp_config", None)
-        if self.on_nonfinite != "skip" or not getattr(ddp, "check_for_nan_in_grad", False):
-            return
-        # The strategy's default turns the check on, so only an explicit setting of the user contradicts this callback.
-        if "check_for_nan_in_grad" in explicit_fields(ddp):
-            raise ConfigError(
-                "LossGuard.on_nonfinite='skip' contradicts strategy.ddp_config.check_for_nan_in_grad=True, which ends "
-                "the run at the first gradient that is not finite. Set check_for_nan_in_grad=False, or set "
-                "on_nonfinite='stop'."
-            )
-        adjust(ddp, "check_for_nan_in_grad", False, why="LossGuard(on_nonfinite='skip') looks at the gradients")
+        if self.on_nonfinite == "skip" and getattr(ddp, "check_for_nan_in_grad", False):
+            # All shipped recipes set the check, so it is no contradiction of the user's.
+            adjust(ddp, "check_for_nan_in_grad", False, why="LossGuard(on_nonfinite='skip') looks at the gradients")
 
     def on_before_optimizer_step(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, optimizer: torch.optim.Optimizer

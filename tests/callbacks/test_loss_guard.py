@@ -15,12 +15,17 @@ NAN = float("nan")
 
 
 class Disturb(pl.Callback):
-    """Before the guard looks: the loss of some steps is replaced; NaN gradients or a NaN parameter in others."""
+    """Before the guard looks: the loss of some steps is replaced; NaN gradients of a backward or a NaN parameter in others."""
 
     def __init__(self, losses: dict[int, float] | None = None, gradients: int = -1, parameters: int = -1) -> None:
         self.losses, self.gradients, self.parameters = losses or {}, gradients, parameters
         self.digests: list[float] = []
         self.rates: list[float] = []
+
+    def on_train_batch_start(self, trainer: Any, *args: Any) -> None:
+        if trainer.global_step + 1 == self.gradients:
+            parameter = next(trainer.model.parameters())
+            self._spoiled = parameter.register_hook(lambda gradient: gradient * NAN)
 
     def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
         step = trainer.global_step + 1
@@ -28,7 +33,7 @@ class Disturb(pl.Callback):
         if step in self.losses:
             trainer.strategy._last_loss = trainer.strategy._last_loss * 0 + self.losses[step]
         if step == self.gradients:
-            next(trainer.model.parameters()).main_grad.fill_(NAN)
+            self._spoiled.remove()
 
     def on_train_batch_end(self, trainer: Any, *args: Any) -> None:
         self.digests.append(sum(float(value.double().sum()) for value in small_runs.parameters(trainer).values()))
@@ -40,10 +45,14 @@ def run(
     guard: LossGuard, *more: Any, steps: int = 4, **disturb: Any
 ) -> tuple[list[float], list[int], str, list[float]]:
     """Digests of the parameters after each step, the steps skipped, how it ended, and the learning rates."""
+    from megatron.core.distributed import DistributedDataParallelConfig
+
     disturbing = Disturb(**disturb)
     try:
         model = small_runs.build_llama(schedule=small_runs.cosine(10))
-        small_runs.fit(model, max_steps=steps, callbacks=[disturbing, guard, *more])
+        # The gradients are checked as by all shipped recipes.
+        checked = DistributedDataParallelConfig(check_for_nan_in_grad=True)
+        small_runs.fit(model, max_steps=steps, callbacks=[disturbing, guard, *more], ddp=checked)
     except RuntimeFault as error:
         return disturbing.digests, guard.skipped, str(error), disturbing.rates
     return disturbing.digests, guard.skipped, "", disturbing.rates

@@ -70,10 +70,11 @@ class MegatronOptimizerModule(OptimizerModule):
         Raises:
             ConfigError: the chunks aren't wrapped for training.
         """
+        width: float = model.config.mup_width_mult if getattr(model.config, "use_mup", False) else 1.0
         if getattr(model, "wrap_chunk", None) is not None:
-            inner = torch_optimizer(self.config, list(model), self._overrides())
+            inner = torch_optimizer(self.config, list(model), self._overrides(width))
             optimizer = ShardedOptimizer(inner, self.config, shard_group=getattr(model[0], "shard_group", None))
-            return [self._at_own_rates(optimizer)]
+            return [self._at_own_rates(optimizer, width)]
         if model.ddp_config is None:
             raise ConfigError(
                 "MegatronOptimizerModule requires chunks that are wrapped for training. Create them with "
@@ -82,23 +83,35 @@ class MegatronOptimizerModule(OptimizerModule):
         mcore = get_megatron_optimizer(
             self.config,
             list(model),  # pyright: ignore[reportArgumentType]
-            config_overrides=self._overrides(),
+            config_overrides=self._overrides(width),
             use_gloo_process_groups=getattr(model, "use_gloo_process_groups", True),
         )
-        return [self._at_own_rates(MegatronOptimizer(_without_stub_optimizers(mcore), self.config))]
+        return [self._at_own_rates(MegatronOptimizer(_without_stub_optimizers(mcore), self.config), width)]
 
-    def _at_own_rates(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    def _at_own_rates(self, optimizer: torch.optim.Optimizer, width: float) -> torch.optim.Optimizer:
         """``optimizer`` with the peak of each group as its rate, which Megatron-Core leaves to its own scheduler."""
         assert self.config.lr is not None
+        factors = [self.lr_mult] if self.scale_lr_cond is not None else []
+        factors += [1.0 / width, width] if width != 1.0 else []
         for group in optimizer.param_groups:
             group["lr"] = group["max_lr"]
-            if self.scale_lr_cond is not None and group["max_lr"] == self.config.lr * self.lr_mult:
-                group[LR_FACTOR] = self.lr_mult
+            for factor in factors:
+                if group["max_lr"] == self.config.lr * factor:
+                    group[LR_FACTOR] = factor
         return optimizer
 
-    def _overrides(self) -> dict[ParamKey, Any]:
-        """Megatron-Core's per-parameter rules, replaced or extended by the user's conditions."""
+    def _overrides(self, width: float) -> dict[ParamKey, Any]:
+        """Megatron-Core's per-parameter rules, replaced or extended by the user's conditions.
+
+        Args:
+            width: The width of a model under MuP (``model.config.use_mup``) over its base's, by which MuP scales rates.
+        """
         overrides: dict[ParamKey, Any] = dict(get_standard_config_overrides(self.config))
+        if width != 1.0:
+            # Megatron-LM's training script adds them, not Megatron-Core's optimizer.
+            from megatron.core.optimizer import get_mup_config_overrides  # pyright: ignore[reportAttributeAccessIssue]
+
+            overrides |= get_mup_config_overrides(self.config, width, self.config.optimizer)
         if self.no_weight_decay_cond is not None:
             overrides = {key: value for key, value in overrides.items() if "wd_mult" not in value}
             overrides[_key("no_weight_decay_cond", self.no_weight_decay_cond)] = {"wd_mult": 0.0}
@@ -215,6 +228,11 @@ class MegatronOptimizer(torch.optim.Optimizer):
             for part in self._parts():
                 if isinstance(inner := getattr(part, "optimizer", None), HybridDeviceOptimizer):
                     _move_state_to_its_parameters(inner)
+                elif inner is not None and not _counts_per_group(inner):
+                    # A checkpoint has the count in the groups of all optimizers of a chain. Where it stood still, the chain
+                    # would have two counts, and no next save.
+                    for group in inner.param_groups:
+                        group.pop("step", None)
         self.apply_config()
 
 
@@ -289,10 +307,15 @@ def _make_step_counts(inner: torch.optim.Optimizer) -> None:
     if isinstance(inner, torch.optim.Adam | torch.optim.AdamW):  # the count is in each parameter's state
         for state in inner.state.values():
             state.setdefault("step", torch.tensor(0.0))
-    elif type(inner).__name__ == "FusedAdam":  # Transformer Engine's, Apex's or a CPU's: count per group
+    elif _counts_per_group(inner):
         for group in inner.param_groups:
             if group["params"]:
                 group.setdefault("step", 0)
+
+
+def _counts_per_group(inner: torch.optim.Optimizer) -> bool:
+    """Whether an optimizer counts its updates in each group, as Transformer Engine's, Apex's and a CPU's Adam."""
+    return type(inner).__name__ == "FusedAdam"
 
 
 def _make_offloaded_state(inner: HybridDeviceOptimizer, config: OptimizerConfig) -> None:

@@ -19,6 +19,8 @@ from nemo2.mcore.parallel.layout import ParallelismConfig
 from nemo2.mcore.settle.run_settings import DDP, MODEL, OPTIM, STRATEGY, RunSettings
 
 _OPTIM_SWITCH, _DDP_SWITCH = f"{OPTIM}.use_distributed_optimizer", f"{DDP}.use_distributed_optimizer"
+UNSHARDED_OPTIMIZERS = ("sgd", "lion", "muon", "adaptive_muon")
+"""Megatron-Core's optimizers besides Adam whose state nemo2 saves and loads. The last three exist from 0.19 on."""
 
 
 def _decided_by_buffers(run: RunSettings) -> bool:
@@ -40,6 +42,13 @@ OPTIMIZER: tuple[Row, ...] = (
         when=lambda run: _decided_by_buffers(run) and not run.explicit(_OPTIM_SWITCH),
     ),
     Derivation(_DDP_SWITCH, _OPTIM_SWITCH),
+    Conflict(
+        "distributed-optimizer-is-adams",
+        (f"{OPTIM}.optimizer", _OPTIM_SWITCH),
+        "Megatron-Core shards only the state of Adam",
+        "Set optim.config.optimizer='adam', or set optim.config.use_distributed_optimizer=False.",
+        lambda run: run[_OPTIM_SWITCH] and run[f"{OPTIM}.optimizer"] in UNSHARDED_OPTIMIZERS,
+    ),
     Derivation(
         f"{DDP}.overlap_param_gather",
         _OPTIM_SWITCH,

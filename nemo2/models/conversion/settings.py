@@ -245,7 +245,7 @@ _DECIDES = (
     "moe_router_topk", "moe_router_pre_softmax", "moe_router_score_function", "moe_router_num_groups",
     "moe_router_group_topk", "moe_router_group_score", "moe_router_topk_scaling_factor",
     "moe_router_enable_expert_bias", "moe_apply_probs_on_input", "moe_latent_size", "mtp_num_layers", "hybrid_override_pattern",
-    "mamba_num_groups", "mamba_state_dim", "mamba_head_dim",
+    "mamba_num_groups", "mamba_state_dim", "mamba_head_dim", "mup_embedding_mult", "mup_output_mult",
 )  # fmt: skip
 
 
@@ -298,6 +298,12 @@ def differences(one: Any, other: Any) -> dict[str, tuple[Any, Any]]:
     }
 
 
+_FIELDS_OF = {
+    "window": ("window_size", "window_attn_skip_freq"),
+    "without_positions": ("no_rope_freq",),
+    "experts_in": ("moe_layer_freq",),
+}
+"""The fields behind the settings of `meaning` that have other names."""
 TRAINED_OTHERWISE = (
     "%s: %s. These weights were trained with other values than the model computes with. Remove the settings, unless they are "
     "meant."
@@ -308,11 +314,15 @@ TRAINED_OTHERWISE = (
 def contradicted(config: Any, trained: Any, source: str) -> str:
     """The settings that decide what a model computes and that the configuration of its weights contradicts, with both values.
     "": none. ``source`` is where ``trained`` comes from."""
+    fields = {
+        field: (getattr(config, field, None), getattr(trained, field, None))
+        for name in differences(config, trained)
+        for field in _FIELDS_OF.get(name, (name,))
+    }
     return ", ".join(
-        f"model.config.{name}={own!r} where {source} says {their!r}"
-        for name, (own, their) in sorted(differences(config, trained).items())
-        # The vocabulary may be padded, and some settings have another name in a configuration.
-        if name != "vocab_size" and getattr(config, name, None) == own
+        f"model.config.{field}={own!r} where {source} says {their!r}"
+        for field, (own, their) in sorted(fields.items())
+        if field != "vocab_size" and own != their  # the vocabulary may be padded
     )
 
 

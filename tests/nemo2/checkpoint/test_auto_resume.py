@@ -6,6 +6,7 @@ import shutil
 import types
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -235,13 +236,22 @@ def started_from_weights(directory: str) -> dict[str, Any]:
     callbacks = [small_runs.keep(directory), *_at_step_two(directory)]
     first = small_runs.fit(small_runs.build_llama(), max_steps=3, callbacks=callbacks)
     path = f"{directory}/two"
-    found = {"first": first}
-    for name, options in {"weights": {}, "with the optimizer": {"load_optim_state": True}}.items():
+    found: dict[str, Any] = {"first": first}
+    from nemo2.training.strategies import base
+
+    starts: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+        "weights": ({}, {}),
+        "with the optimizer": ({"load_optim_state": True}, {}),
+        "with other positions": ({}, {"rotary_base": 20000.0}),
+    }
+    for name, (options, config) in starts.items():
         restore = RestoreConfig(path=path, **options)
-        found[name] = small_runs.fit(
-            small_runs.build_llama(), small_runs.TokenData(size=8), max_steps=1, restore_config=restore,
-            inspect=lambda trainer: trainer.strategy.optimizers[0].mcore_optimizer.state_dict() is not None,
-        )  # fmt: skip
+        with mock.patch.object(base._log, "warning") as warning:
+            found[name] = small_runs.fit(
+                small_runs.build_llama(**config), small_runs.TokenData(size=8), max_steps=1, restore_config=restore,
+                inspect=lambda trainer: trainer.strategy.optimizers[0].mcore_optimizer.state_dict() is not None,
+            )  # fmt: skip
+        found[name]["warnings"] = [call.args for call in warning.call_args_list]
     half: dict[str, Any] = {"precision": "bf16-mixed", "max_steps": 2}
     small_runs.fit(small_runs.build_llama(lr=0.1), callbacks=_at_step_two(f"{directory}/half"), **half)
     restore = RestoreConfig(path=f"{directory}/half/two", load_model_state=False, load_optim_state=True)
@@ -278,6 +288,9 @@ def test_a_run_started_from_weights_has_those_and_nothing_else(run_on_ranks, tmp
     assert weights["consumed"] == [8]
     assert weights["losses"][0] not in first["losses"]
     assert found["with the optimizer"]["losses"] == weights["losses"]
+    assert not weights["warnings"]
+    [(_, told_of, contradictions)] = found["with other positions"]["warnings"]
+    assert str(told_of).endswith("two") and "model.config.rotary_base=20000.0" in contradictions
     first_loss, second_loss = found["only the optimizer"]["losses"]
     assert first_loss == second_loss, "the fp32 copies in the optimizer's state are the other run's weights"
     assert "this checkpoint directory does not exist" in found["missing"]

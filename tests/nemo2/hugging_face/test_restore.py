@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import torch
 
-from nemo2.checkpoint.changes import contradictions_of_weights
 from nemo2.checkpoint.context import load_context
 from nemo2.checkpoint.paths import folder_of
 from nemo2.checkpoint.pieces import Piece
 from nemo2.errors import CheckpointError, ConfigError
 from nemo2.hugging_face.released import open_released
 from nemo2.hugging_face.restore import fill
+from nemo2.preflight.checks.earlier import weights_of_another_shape
 from support.released_models import import_release
 from tests.nemo2.hugging_face.test_bad_input import weights, write
 
@@ -71,21 +71,25 @@ def test_pieces_that_do_not_fit_are_named_at_once_and_none_is_filled(tmp_path: P
     assert norm.equal(weights()["model.norm.weight"]) and not other.any()
 
 
-@pytest.mark.parametrize("base", [10000.0, 20000.0])
-def test_settings_with_which_the_weights_were_not_trained_are_told(tmp_path: Path, caplog: Any, base: float) -> None:
-    """Of a release, when it is opened, and of an imported checkpoint."""
+@pytest.mark.parametrize(
+    ("field", "value", "told"),
+    [("rotary_base", 10000.0, False), ("rotary_base", 20000.0, True), ("window_size", (4, 0), True)],
+)
+def test_settings_with_which_the_weights_were_not_trained_are_told(
+    tmp_path: Path, caplog: Any, field: str, value: Any, told: bool
+) -> None:
+    """Of a release, when it is opened, and of an imported checkpoint, before the launch."""
     source = write(tmp_path / "hf")
     ours = import_release(source, tmp_path / "ours")
     config = load_context(ours, "model").config
-    config.rotary_base = base
+    setattr(config, field, value)
     open_released(source, config)
+    facts: Any = types.SimpleNamespace(config=config)
+    assert not list(weights_of_another_shape(facts, "resume.restore_config.path", str(ours)))
     messages = [
         record.getMessage() for record in caplog.records if "were trained with other values" in record.getMessage()
     ]
-    messages += filter(None, [contradictions_of_weights(ours, config)])
-    assert [f"model.config.rotary_base={base}" in message for message in messages] == (
-        [True] * 2 if base == 20000.0 else []
-    )
+    assert [f"model.config.{field}={value}" in message for message in messages] == [True, True] * told
 
 
 def test_any_part_of_a_tensor_is_filled_with_what_belongs_there(tmp_path: Path) -> None:

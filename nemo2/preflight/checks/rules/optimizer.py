@@ -2,10 +2,12 @@
 """Rules of the optimizer and its schedule."""
 
 from collections.abc import Iterator
+from importlib.util import find_spec
 from typing import Any
 
 from nemo2.base.names import did_you_mean
 from nemo2.config.walk import class_of
+from nemo2.mcore.settle.rows import UNSHARDED_OPTIMIZERS
 from nemo2.preflight.checks import domains
 from nemo2.preflight.checks.domains import out_of_range
 from nemo2.preflight.checks.facts import Facts
@@ -94,27 +96,28 @@ def _phases(facts: Facts) -> Iterator[str]:
 
 @OPTIMIZER.rule("optimizer-is-known")
 def _known(facts: Facts) -> Iterator[str]:
-    """`optim.config.optimizer` must be an optimizer of the installed Megatron-Core: adam or sgd, and in newer
-    versions also muon, lion and others.
+    """`optim.config.optimizer` must be an optimizer that nemo2 can save and resume: adam or sgd, and from Megatron-Core 0.19
+    on also muon, adaptive_muon and lion, which require the package emerging-optimizers.
 
-    Otherwise: Megatron-Core raises an error when it creates the optimizer.
+    Otherwise: Megatron-Core raises an error when it creates the optimizer, at the first save, or when a run resumes.
     """
     name, known = facts.of_optimizer("optimizer"), known_optimizers()
     if isinstance(name, str) and name not in known:
         yield f"optim.config.optimizer={name!r}: must be one of {', '.join(known)}{did_you_mean(name, known, listed=True)}"
-
-
-@OPTIMIZER.rule("distributed-optimizer-is-adams")
-def _sharded(facts: Facts) -> Iterator[str]:
-    """`use_distributed_optimizer` requires Adam. Megatron-Core cannot shard the state of sgd.
-
-    Otherwise: Megatron-Core raises an AssertionError when it creates the optimizer.
-    """
-    if facts.of_optimizer("optimizer") == "sgd" and facts.distributed_optimizer:
+    if facts.of_optimizer("use_layer_wise_distributed_optimizer"):
         yield (
-            "optim.config.optimizer='sgd' with use_distributed_optimizer=True: Megatron-Core can shard the state of "
-            "Adam only. Set optim.config.optimizer='adam', or set optim.config.use_distributed_optimizer=False."
+            "optim.config.use_layer_wise_distributed_optimizer=True: no run can resume from the checkpoints of this "
+            "optimizer. Leave it unset."
         )
+
+
+@OPTIMIZER.settled("distributed-optimizer-is-adams")
+def _sharded() -> None:
+    """`use_distributed_optimizer` requires Adam. Megatron-Core shards no other state.
+
+    Otherwise: The strategy raises an error on every rank. Megatron-Core would end with sgd, and train the replicas apart with
+    muon and lion, because each would step on gradients that are complete only for its own shard.
+    """
 
 
 @OPTIMIZER.rule("steps-are-megatron-cores")
@@ -183,11 +186,9 @@ def _numbers(facts: Facts) -> Iterator[str]:
 
 
 def known_optimizers() -> tuple[str, ...]:
-    """The optimizers that the installed Megatron-Core's ``get_megatron_optimizer`` makes."""
-    try:
-        # From 0.19 on, the registry depends on the package emerging-optimizers.
-        from megatron.core.optimizer import emerging_optimizers as emerging  # pyright: ignore[reportAttributeAccessIssue]
-    except ImportError:
-        return ("adam", "sgd")
-    names = getattr(emerging, "_EMERGING_OPTIMIZERS", {})
-    return tuple(dict.fromkeys(("adam", "sgd", "lion", *names, *(f"dist_{name}" for name in names))))
+    """The optimizers that the installed Megatron-Core makes and whose state nemo2 saves and loads.
+
+    Of Megatron-Core's others, SOAP's state has no form in a checkpoint, and that of the ``dist_`` ones can't be read again.
+    """
+    emerging = find_spec("megatron.core.optimizer.emerging_optimizers")  # from 0.19 on
+    return ("adam", *UNSHARDED_OPTIMIZERS) if emerging else ("adam", "sgd")

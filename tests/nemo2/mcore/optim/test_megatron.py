@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from megatron.core.optimizer import OptimizerConfig
+from megatron.core.transformer import TransformerConfig
 
 from nemo2.errors import ConfigError
 from nemo2.mcore.optim.lr_scheduler import CosineAnnealingScheduler
@@ -23,6 +24,10 @@ def test_a_missing_rate_and_a_multiplier_for_nothing_are_refused():
         MegatronOptimizerModule(OptimizerConfig(lr=1.0), lr_mult=0.1)
 
 
+HAS_MUP = hasattr(TransformerConfig, "use_mup")
+"""Newer versions of Megatron-Core have it."""
+
+
 def is_embedding(name: str, parameter: torch.nn.Parameter) -> bool:
     return "embedding" in name
 
@@ -31,7 +36,9 @@ def schedule(min_lr: float = 0.0) -> CosineAnnealingScheduler:
     return CosineAnnealingScheduler(max_steps=10, warmup_steps=3, constant_steps=0, min_lr=min_lr)
 
 
-def groups(lr_scheduler: Any = None, **options: Any) -> dict[str, tuple[float, float]]:
+def groups(
+    lr_scheduler: Any = None, config: dict[str, Any] | None = None, **options: Any
+) -> dict[str, tuple[float, float]]:
     """Weight decay and learning rate of each parameter in the second step."""
     seen: dict[str, tuple[float, float]] = {}
 
@@ -42,7 +49,7 @@ def groups(lr_scheduler: Any = None, **options: Any) -> dict[str, tuple[float, f
             for parameter in group["params"]:
                 seen[names[id(parameter)].rpartition("module.")[2]] = (group["weight_decay"], group["lr"])
 
-    model = small_runs.build_llama()
+    model = small_runs.build_llama(**(config or {}))
     MegatronOptimizerModule(model.optim.config, lr_scheduler=lr_scheduler, **options).connect(model)
     small_runs.fit(model, max_steps=1, inspect=look)
     return seen
@@ -54,6 +61,7 @@ def all_groups() -> dict[str, dict[str, tuple[float, float]]]:
         "no decay": groups(schedule(), no_weight_decay_cond=is_embedding),
         "scaled": groups(schedule(min_lr=5e-3), scale_lr_cond=is_embedding, lr_mult=0.1),
         "scaled, constant": groups(scale_lr_cond=is_embedding, lr_mult=0.1),
+        "wider": groups(schedule(min_lr=6e-3), {"use_mup": True, "mup_base_hidden_size": 16}) if HAS_MUP else {},
     }
 
 
@@ -71,6 +79,11 @@ def test_conditions_pick_parameters_by_name(run_on_ranks):
     for name, (_, lr) in found["scaled, constant"].items():
         assert lr == pytest.approx(1e-2 * (0.1 if "embedding" in name else 1.0)), name
     assert len(found["standard"]) > 10
+    for name, (_, lr) in found["wider"].items():
+        # The matrices of layers learn at half the rate in a model that is twice as wide, from the peak to the end.
+        hidden = "layers." in name and "norm" not in name
+        assert lr == pytest.approx(rate * (0.5 if hidden else 1.0)), name
+    assert bool(found["wider"]) is HAS_MUP
 
 
 def switches() -> dict[str, Any]:
@@ -138,6 +151,27 @@ def test_overlapping_communication_changes_no_number(run_on_ranks):
     assert overlap["losses"] == plain["losses"]
     assert overlap["val_losses"] == plain["val_losses"]
     assert overlap["grad_norms"] == pytest.approx(plain["grad_norms"], rel=1e-6)
+
+
+def test_of_a_loaded_chain_only_adam_counts_its_updates() -> None:
+    """A checkpoint has the count in all groups. A second count, which stands still, would end the next save."""
+
+    class FusedAdam(torch.optim.SGD):
+        """Counts in its groups."""
+
+    def loaded(state: dict[str, Any]) -> None:
+        for part in chain:
+            part.optimizer.load_state_dict(state)
+
+    chain = [
+        SimpleNamespace(optimizer=kind([torch.zeros(1)]), init_state_fn=None) for kind in (FusedAdam, torch.optim.SGD)
+    ]
+    groups = [group for part in chain for group in part.optimizer.param_groups]
+    saved = chain[0].optimizer.state_dict()
+    saved["param_groups"][0]["step"] = 2
+    whole = SimpleNamespace(chained_optimizers=chain, param_groups=groups, load_state_dict=loaded)
+    MegatronOptimizer(whole, OptimizerConfig(lr=1.0)).load_state_dict(saved)
+    assert [part.optimizer.param_groups[0].get("step") for part in chain] == [2, None]
 
 
 @pytest.mark.parametrize("overlapped", [True, False])

@@ -107,6 +107,7 @@ REFUSED = [
      "gathered-parameters-are-sharded"),
     ("optim.config.use_distributed_optimizer=True strategy.ddp.use_distributed_optimizer=False",
      "one-switch-for-the-distributed-optimizer"),
+    ("optim.config.optimizer=muon", "distributed-optimizer-is-adams"),
     ("trainer.plugins.grad_reduce_in_fp32=True strategy.ddp.grad_reduce_in_fp32=False", "one-precision"),
     ("model.config.cuda_graph_impl=local strategy.fsdp=megatron", "graphs-go-with-the-rest"),
     ("trainer.plugins.fp8=hybrid strategy.fsdp=megatron strategy.context_parallel_size=1", "scales-go-into-the-checkpoint"),
