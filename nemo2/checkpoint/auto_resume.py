@@ -14,7 +14,6 @@ from nemo2.checkpoint.directory import CONTEXT_PATH, Manifest, finished, read_ma
 from nemo2.checkpoint.leftovers import publish_written
 from nemo2.checkpoint.lineage import belongs, own, run_of
 from nemo2.checkpoint.paths import HUGGING_FACE, checkpoint_at, checkpoint_folders
-from nemo2.checkpoint.tokenizers import take_tokenizer
 from nemo2.config.capture import configurable
 from nemo2.errors import CheckpointError, RunFinished
 
@@ -127,6 +126,8 @@ class AutoResume:
         if path is not None:
             trainer.ckpt_path = path
         if self.restore_config is not None and self.restore_config.load_artifacts and model is not None:
+            from nemo2.checkpoint.tokenizers import take_tokenizer
+
             take_tokenizer(self.restore_config.path, model, data, resumed_from=path)
         return path
 

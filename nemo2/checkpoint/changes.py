@@ -7,7 +7,6 @@ files. *Changes the result*: training continues, but differently. *Doesn't fit*:
 with zeros, or change their meaning; this is rejected unless the user accepts it.
 """
 
-import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -16,9 +15,16 @@ from typing import Any, NamedTuple
 
 from nemo2.base.advice import advice, new_name
 from nemo2.base.names import listed
-from nemo2.checkpoint.context import TOKENIZER_FILES, described, described_parts, load_context
+from nemo2.checkpoint.context import (
+    INPUTS,
+    TOKENIZER_FILES,
+    described,
+    described_parts,
+    load_context,
+    settings_of,
+    tokenizer_settings,
+)
 from nemo2.checkpoint.directory import CONTEXT_PATH, read_manifest, sha256
-from nemo2.checkpoint.tokenizers import tokenizer_identity
 from nemo2.config.show import TARGET, diff
 from nemo2.data.base import MegatronDataModule
 from nemo2.data.tokenizer_files import FIELDS, files_of
@@ -41,7 +47,6 @@ _HARMLESS = re.compile(
 )
 _DECIDED_ELSEWHERE = re.compile(r"(_parallel_size|_parallel|params_dtype|pipeline_dtype|autocast_dtype)$")
 """Fields that aren't compared here: the layout, which may change freely, and the precision."""
-_INPUTS = "inputs"
 _HASH = re.compile("[0-9a-f]{32,}")
 
 
@@ -84,34 +89,6 @@ class Changes:
             yield from (f"{kind}: {line}" for line in differences)
 
 
-def settings_of(trainer: Any) -> dict[str, Any]:
-    """Facts of a run that ``context/`` doesn't contain, as plain JSON for the manifest."""
-    module, data = trainer.lightning_module, getattr(trainer, "datamodule", None)
-    tokenizer = getattr(module, "tokenizer", None) or getattr(data, "tokenizer", None)
-    return {
-        "precision": str(getattr(trainer.strategy.precision_plugin, "precision", "")),
-        "seed": os.environ.get("PL_GLOBAL_SEED"),
-        **tokenizer_settings(tokenizer),
-        "max_steps": trainer.max_steps,
-    }
-
-
-def inputs_of(trainer: Any) -> dict[str, Any]:
-    """The records of the run's data files for the manifest, which rank 0 writes. Empty on other ranks."""
-    data = getattr(trainer, "datamodule", None)
-    if not isinstance(data, MegatronDataModule) or not trainer.is_global_zero:
-        return {}
-    return {_INPUTS: {item.path: item.record() for item in data.inputs()}}
-
-
-def tokenizer_settings(tokenizer: Any) -> dict[str, Any]:
-    """The facts of `settings_of` about the tokenizer."""
-    return {
-        "tokenizer_vocab_size": getattr(tokenizer, "vocab_size", None),
-        "tokenizer_identity": tokenizer_identity(tokenizer),
-    }
-
-
 def changes_since(checkpoint: Path, trainer: Any) -> Changes:
     """The differences between the run of ``trainer``, whose model is set up, and the run that wrote ``checkpoint``.
 
@@ -120,7 +97,7 @@ def changes_since(checkpoint: Path, trainer: Any) -> Changes:
     changes = Changes()
     manifest = read_manifest(checkpoint)
     before = manifest.settings if manifest is not None else {}
-    _compare_inputs(changes, before.get(_INPUTS), getattr(trainer, "datamodule", None))
+    _compare_inputs(changes, before.get(INPUTS), getattr(trainer, "datamodule", None))
     _compare_settings(changes, before, settings_of(trainer))
     for part, config in described_parts(trainer).items():
         try:

@@ -11,6 +11,7 @@ import dataclasses
 import functools
 import json
 import logging
+import os
 import shutil
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -27,6 +28,7 @@ from nemo2.config.aliases import parameter_names
 from nemo2.config.capture import captured_arguments, changed_since_made
 from nemo2.config.provenance import adjustments
 from nemo2.config.requested import explicit_fields
+from nemo2.data.base import MegatronDataModule
 from nemo2.data.tokenizer_files import FIELDS, files_of
 from nemo2.errors import CheckpointError, ConfigError, SecurityError
 from nemo2.mcore.parallel.layout import ParallelismConfig
@@ -37,6 +39,7 @@ _log = logging.getLogger(__name__)
 Part = Literal["model", "tokenizer", "data", "optim"]
 TOKENIZER_FILES = "tokenizer"
 RELEASE = "release.json"
+INPUTS = "inputs"
 MANAGED = {field.name for managed in (ParallelismConfig, DtypeConfig) for field in dataclasses.fields(managed)}
 """Fields of a model's configuration that the strategy and the precision plugin write."""
 _OF_WEIGHTS = {"seq_length", "moe_grouped_gemm"}
@@ -158,6 +161,45 @@ def described_parts(trainer: Any) -> dict[Part, Any]:
             with contextlib.suppress(Exception):  # any error of a user's class
                 parts[part] = described(obj, without=("optim", "tokenizer"))
     return parts
+
+
+def settings_of(trainer: Any) -> dict[str, Any]:
+    """Facts of a run that ``context/`` doesn't contain, as plain JSON for the manifest."""
+    module, data = trainer.lightning_module, getattr(trainer, "datamodule", None)
+    tokenizer = getattr(module, "tokenizer", None) or getattr(data, "tokenizer", None)
+    return {
+        "precision": str(getattr(trainer.strategy.precision_plugin, "precision", "")),
+        "seed": os.environ.get("PL_GLOBAL_SEED"),
+        **tokenizer_settings(tokenizer),
+        "max_steps": trainer.max_steps,
+    }
+
+
+def inputs_of(trainer: Any) -> dict[str, Any]:
+    """The records of the run's data files for the manifest, which rank 0 writes. Empty on other ranks."""
+    data = getattr(trainer, "datamodule", None)
+    if not isinstance(data, MegatronDataModule) or not trainer.is_global_zero:
+        return {}
+    return {INPUTS: {item.path: item.record() for item in data.inputs()}}
+
+
+def tokenizer_settings(tokenizer: Any) -> dict[str, Any]:
+    """The facts of `settings_of` about the tokenizer."""
+    return {
+        "tokenizer_vocab_size": getattr(tokenizer, "vocab_size", None),
+        "tokenizer_identity": tokenizer_identity(tokenizer),
+    }
+
+
+def tokenizer_identity(tokenizer: Any) -> dict[str, str]:
+    """Plain data that distinguishes a tokenizer's ids from those of other tokenizers. Empty: unknown.
+
+    It contains neither the path of the tokenizer's files nor its end-of-text token, which releases have changed.
+    """
+    try:
+        return {name: str(value) for name, value in tokenizer.unique_identifiers.items() if name not in ("name", "eod")}
+    except Exception:  # no tokenizer, missing files, or any error of a user's class
+        return {}
 
 
 def _parts(trainer: Any) -> dict[Part, Any]:

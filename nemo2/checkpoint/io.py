@@ -16,15 +16,12 @@ import uuid
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal, Optional, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Optional, TypeVar
 
 from lightning.fabric.plugins import CheckpointIO
 from megatron.core import dist_checkpointing, parallel_state
 from megatron.core.dist_checkpointing.mapping import LocalNonpersistentObject, ShardedObject
-from megatron.core.dist_checkpointing.strategies.fully_parallel import (
-    FullyParallelLoadStrategyWrapper,
-    FullyParallelSaveStrategyWrapper,
-)
+from megatron.core.dist_checkpointing.strategies.fully_parallel import FullyParallelSaveStrategyWrapper
 from megatron.core.dist_checkpointing.validation import StrictHandling
 from packaging.version import Version
 from torch.distributed.checkpoint.api import CheckpointException
@@ -53,7 +50,6 @@ from nemo2.checkpoint.foreign_files import refuse_links
 from nemo2.checkpoint.leftovers import publish_if_written, record_of, refuse_missing_shards
 from nemo2.checkpoint.lineage import own_finished
 from nemo2.checkpoint.lock import holds
-from nemo2.checkpoint.reading import Agree, direct_reading, intact, tensors_metadata
 from nemo2.checkpoint.untrusted import (
     COMMON,
     COMMON_OBJECT,
@@ -76,6 +72,9 @@ from nemo2.errors import (
     SaveFailed,
     SecurityError,
 )
+
+if TYPE_CHECKING:
+    from nemo2.checkpoint.reading import Agree
 
 StorageOptions = dict[str, Any]
 _log = logging.getLogger(__name__)
@@ -340,6 +339,8 @@ class MegatronCheckpointIO(CheckpointIO):
             CheckpointError: the checkpoint is missing or incomplete, or doesn't fit the model.
             SecurityError: reading the checkpoint would run code.
         """
+        from nemo2.checkpoint.reading import direct_reading, load_strategy
+
         checkpoint = Path(path)
         self.check(checkpoint)
         weights = str(weights_dir(checkpoint))
@@ -350,7 +351,7 @@ class MegatronCheckpointIO(CheckpointIO):
             if handling not in _REPLACES_ALL:
                 # tensors that an older checkpoint lacks would keep the values of the damaged checkpoint
                 self._compare(checkpoint)
-            strategy = self._load_strategy(weights)
+            strategy = load_strategy(weights, parallel=self.parallel_load)
             _without_absent_extra_states(sharded_state_dict, read_metadata(weights_dir(checkpoint)).state_dict_metadata)
             loaded = dist_checkpointing.load(sharded_state_dict, weights, strategy, strict=handling)
             self._refuse_code(checkpoint, loaded)
@@ -418,7 +419,7 @@ class MegatronCheckpointIO(CheckpointIO):
             raise CheckpointError(failed[0]) from error
 
     @contextmanager
-    def _with_our_errors(self, checkpoint: Path) -> Iterator[Agree]:
+    def _with_our_errors(self, checkpoint: Path) -> "Iterator[Agree]":
         """A context for code that reads pickles and tensors of a checkpoint. It yields the function to call after
         reading."""
         refused: list[SecurityError] = []
@@ -441,6 +442,8 @@ class MegatronCheckpointIO(CheckpointIO):
 
     def _plain(self, checkpoint: Path) -> dict[str, Any]:
         """The state that is not sharded over ranks."""
+        from nemo2.checkpoint.reading import intact
+
         weights = weights_dir(checkpoint)
         # From 0.19 on Megatron-Core stores it in a shard, and hashing a large shard takes long.
         if not (weights / COMMON).is_file() and not all(ranks.gather(intact(weights, COMMON_OBJECT))):
@@ -486,13 +489,6 @@ class MegatronCheckpointIO(CheckpointIO):
                         "; ".join(lost[:3]),
                     )
                 return checkpoint, result
-
-    def _load_strategy(self, weights: str) -> Any:
-        from megatron.core.dist_checkpointing.serialization import get_default_load_sharded_strategy
-
-        strategy: Any = get_default_load_sharded_strategy(weights)
-        strategy.load_tensors_metadata = tensors_metadata
-        return FullyParallelLoadStrategyWrapper(strategy, None) if self.parallel_load else strategy
 
     def load_content_metadata(self, path: os.PathLike | str) -> dict[str, Any]:
         """Megatron-Core's settings for sharding the optimizer's state at the time of the save. Empty: unknown."""

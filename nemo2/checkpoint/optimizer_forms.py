@@ -18,7 +18,7 @@ checkpoint's names. Values that aren't tensors (step, rates, betas) come from th
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, Optional
+from typing import TYPE_CHECKING, Any, Literal, Optional
 
 import torch
 from megatron.core.dist_checkpointing.dict_utils import nested_values
@@ -26,8 +26,10 @@ from megatron.core.dist_checkpointing.mapping import ShardedObject, ShardedTenso
 from torch import Tensor
 
 from nemo2.base import ranks
-from nemo2.checkpoint.pieces import Piece
 from nemo2.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from nemo2.checkpoint.pieces import Piece
 
 Form = Literal["plain", "half", "distributed"]
 _MAIN_PARAMETER = {"plain": "", "half": "optimizer.state.fp32_param.", "distributed": "optimizer.state.param."}
@@ -202,7 +204,7 @@ def from_pieces(wanted: Any, extras: dict[str, Any]) -> dict[str, Any]:
     return {**saved, "grad_scaler": scaler} if scaler else saved
 
 
-def into_pieces(pieces: Sequence[Piece], stored: Collection[str]) -> list[Piece]:
+def into_pieces(pieces: "Sequence[Piece]", stored: Collection[str]) -> "list[Piece]":
     """The requests for reading ``pieces`` of a model and its optimizer from a checkpoint with the tensors ``stored``.
 
     fp32 parameters are read from the optimizer's copies, if it had any. Step counts that aren't stored are left out;

@@ -12,7 +12,6 @@ from nemo2.base.files import update_with_samples
 from nemo2.checkpoint.directory import WEIGHTS_PATH, finished, read_manifest
 from nemo2.checkpoint.foreign_files import nemo_adapters
 from nemo2.data.home import models_home
-from nemo2.data.hub import asking_hub
 from nemo2.errors import CheckpointError, ConfigError
 
 HUGGING_FACE = "hf://"
@@ -53,6 +52,8 @@ def folder_of(path: str, *, local_files_only: bool = False) -> Path:
     repository, _, revision = name.partition("@")
     if repository.count("/") != 1:
         raise ConfigError(f"{path}: write a repository as hf://organisation/name, and a folder as hf:///path/to/it.")
+    from nemo2.data.hub import asking_hub
+
     try:
         from huggingface_hub import snapshot_download
     except ImportError as error:

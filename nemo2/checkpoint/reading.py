@@ -22,7 +22,9 @@ from typing import Any, Optional
 
 import torch
 from megatron.core.dist_checkpointing.mapping import ShardedTensor
+from megatron.core.dist_checkpointing.serialization import get_default_load_sharded_strategy
 from megatron.core.dist_checkpointing.strategies import torch as mcore
+from megatron.core.dist_checkpointing.strategies.fully_parallel import FullyParallelLoadStrategyWrapper
 from megatron.core.msc_utils import MultiStorageClientFeature
 from torch import Tensor
 from torch.distributed.checkpoint.filesystem import FileSystemReader
@@ -140,7 +142,14 @@ class DirectReader(FileSystemReader):
         return located
 
 
-def tensors_metadata(
+def load_strategy(weights: str, *, parallel: bool) -> Any:
+    """Megatron-Core's strategy for loading the folder ``weights``; ``parallel``: replicas read a part each and exchange them."""
+    strategy: Any = get_default_load_sharded_strategy(weights)
+    strategy.load_tensors_metadata = _tensors_metadata
+    return FullyParallelLoadStrategyWrapper(strategy, None) if parallel else strategy
+
+
+def _tensors_metadata(
     checkpoint_dir: str | os.PathLike, metadata: Optional[Metadata] = None
 ) -> dict[str, ShardedTensor]:
     """The tensors of a checkpoint by name, without contents.

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Optional
 
 from nemo2.base.files import read_bounded
-from nemo2.checkpoint.context import described, describes, load_context, why_missing
+from nemo2.checkpoint.context import described, describes, load_context, tokenizer_identity, why_missing
 from nemo2.checkpoint.directory import CONTEXT_PATH, read_manifest
 from nemo2.checkpoint.foreign_files import MOST_BYTES, refuse_outside
 from nemo2.checkpoint.paths import folder_of, missing
@@ -93,17 +93,6 @@ def take_tokenizer(path: str, model: Any, data: Any = None, *, resumed_from: Opt
     if data is not None and getattr(data, "tokenizer", None) is own:
         data.tokenizer = theirs
     model.tokenizer = theirs
-
-
-def tokenizer_identity(tokenizer: Any) -> dict[str, str]:
-    """Plain data that distinguishes a tokenizer's ids from those of other tokenizers. Empty: unknown.
-
-    It contains neither the path of the tokenizer's files nor its end-of-text token, which releases have changed.
-    """
-    try:
-        return {name: str(value) for name, value in tokenizer.unique_identifiers.items() if name not in ("name", "eod")}
-    except Exception:  # no tokenizer, missing files, or any error of a user's class
-        return {}
 
 
 def refuse_another_tokenizer(checkpoint: Path, tokenizer: Any) -> None:

@@ -78,8 +78,9 @@ def _same_recipe(name: str, overrides: list[str], *, options: RecipeOptions) -> 
 def judgement(recipe: Any, *, name: str, machine: Machine, chosen: bool = True) -> dict[str, Any]:
     """The rules' verdict on a recipe on a machine, as plain data. ``chosen``: the user named these devices."""
     from nemo2.data.mock import is_mock
-    from nemo2.preflight.checks import RULES, find, nearest_layouts
+    from nemo2.preflight.checks import RULES, find
     from nemo2.preflight.checks.facts import read_facts
+    from nemo2.preflight.checks.nearest import nearest_layouts
     from nemo2.preflight.checks.table import is_of_the_layout
     from nemo2.preflight.planner.size import size_of
 

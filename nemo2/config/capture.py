@@ -20,7 +20,6 @@ from nemo2.base.names import did_you_mean
 from nemo2.config.aliases import aliases_of, gone, parameter_names, register_aliases
 from nemo2.config.attributes import guard
 from nemo2.config.dtypes import read_dtype
-from nemo2.config.homes import homes_of, usual_class_with
 from nemo2.config.provenance import Call, line_of_caller, note_call, note_own_changes, record_of
 from nemo2.errors import ConfigError, UnknownNameError
 
@@ -269,6 +268,8 @@ def unknown_name(target: Any, name: str) -> UnknownNameError:
 
 
 def _hint(target: Any, name: str) -> str:
+    from nemo2.config.homes import homes_of, usual_class_with
+
     if (reason := gone(target, name)) is not None:
         return f": {reason}"
     if homes := homes_of(name, besides=target):

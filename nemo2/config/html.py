@@ -13,7 +13,6 @@ from typing import Any
 import fiddle as fdl
 import nemo_run as run
 
-from nemo2.config.show import effective_children, holds_configs, render, shown_value
 from nemo2.config.tree import Config, Partial
 from nemo2.config.walk import place_of
 
@@ -35,6 +34,8 @@ def html_tree(node: Any) -> str:
     A tooltip shows the line that set each value. A config that is used in two places is shown at the first, and the
     second refers to it.
     """
+    from nemo2.config.show import effective_children, holds_configs, shown_value
+
     first: dict[int, str] = {}
 
     def branch(label: str, value: Any, path: str, tip: str) -> dict[str, Any]:
@@ -69,6 +70,8 @@ def _who(node: Any, step: str) -> str:
 
 def _shown_in_ipython(node: Any, include: Any = None, exclude: Any = None) -> dict[str, str]:
     """The text and the tree for IPython."""
+    from nemo2.config.show import render
+
     return {"text/plain": render(node), "text/html": html_tree(node)}
 
 

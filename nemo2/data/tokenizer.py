@@ -23,7 +23,6 @@ from typing import Any, Optional, Union
 from nemo2.base.backend.extras import install
 from nemo2.base.counts import require_counts
 from nemo2.config.capture import configurable
-from nemo2.data.hub import asking_hub
 from nemo2.errors import ConfigError, DataError
 
 END_OF_DOCUMENT = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eos|>")
@@ -372,6 +371,8 @@ class AutoTokenizer(Tokenizer):
     @cached_property
     def tokenizer(self) -> Any:
         """The ``transformers`` object."""
+        from nemo2.data.hub import asking_hub
+
         try:
             from transformers import AutoTokenizer as HFAutoTokenizer
         except ImportError as error:

@@ -29,10 +29,9 @@ from nemo2.hugging_face.safetensors_files import CONFIG, INDEX, SHARD_BYTES, pla
 from nemo2.hugging_face.stored import StoredTensors, refuse_misfits, vocabulary_rows
 from nemo2.hugging_face.streams import Computed, Planned, Stretch, Zeros, merged, progress_bar, write_files
 from nemo2.models.conversion.families import conversion_named, conversion_of
-from nemo2.models.conversion.pieces import Piece
+from nemo2.models.conversion.pieces import Piece, Shape
 from nemo2.models.conversion.release import config_of_release
 from nemo2.models.conversion.settings import SPECIAL_TOKENS
-from nemo2.models.conversion.shapes import Shape
 from nemo2.models.conversion.table import Conversion, Entry, released_shapes
 
 

@@ -28,8 +28,7 @@ from torch.distributed.checkpoint.metadata import (
 )
 
 from nemo2.base.files import refuse_existing
-from nemo2.checkpoint.changes import tokenizer_settings
-from nemo2.checkpoint.context import write_parts
+from nemo2.checkpoint.context import tokenizer_settings, write_parts
 from nemo2.checkpoint.directory import WEIGHTS_PATH, Manifest, publish, temporary_name, versions
 from nemo2.checkpoint.paths import HUGGING_FACE, checkpoints_of_runs, digest_of
 from nemo2.checkpoint.reading import locate
@@ -141,8 +140,7 @@ def new_folder(target: Path, num_bytes: int, *, overwrite: bool, reads: Sequence
     temporary = temporary_name(target)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        if problem := refuse_full_disk(target, num_bytes):
-            raise CheckpointError(problem)
+        refuse_full_disk(target, num_bytes)
         temporary.mkdir()
         yield temporary
     except (OSError, EOFError) as error:

@@ -22,9 +22,8 @@ from nemo2.hugging_face.safetensors_files import CONFIG, open_folder
 from nemo2.hugging_face.streams import Computed, Copy, Stretch, Zeros, merged
 from nemo2.hugging_face.tensor_source import misfits
 from nemo2.models.conversion.families import conversion_for, conversion_of
-from nemo2.models.conversion.pieces import Piece
+from nemo2.models.conversion.pieces import Piece, Shape
 from nemo2.models.conversion.settings import TRAINED_OTHERWISE, contradicted, missing_field, refusal, text_config
-from nemo2.models.conversion.shapes import Shape
 from nemo2.models.conversion.table import Conversion, Entry, released_shapes
 
 _log = logging.getLogger(__name__)

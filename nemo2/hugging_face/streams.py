@@ -19,6 +19,8 @@ from typing import Any, Optional, TypeVar, Union
 import torch
 from torch import Tensor
 
+from nemo2.errors import CheckpointError
+
 _Item = TypeVar("_Item")
 BLOCK = 8 << 20
 """The number of bytes that are read and written at a time."""
@@ -252,10 +254,14 @@ def progress_bar(text: str, total: int, *, show: Optional[bool]) -> Iterator[Cal
         yield lambda count: bar.advance(task, count)
 
 
-def refuse_full_disk(target: Path, needed: int) -> Optional[str]:
-    """Why ``needed`` bytes don't fit on the disk of ``target``, as a sentence; None if they do."""
+def refuse_full_disk(target: Path, needed: int) -> None:
+    """Check that ``needed`` bytes fit on the disk of ``target``.
+
+    Raises:
+        CheckpointError: they don't.
+    """
     folder = os.statvfs(target.parent)
-    free = folder.f_bavail * folder.f_frsize
-    if needed <= free:
-        return None
-    return f"{target} would have {needed / 1e9:.2f} GB, and {free / 1e9:.2f} GB are free there. Free some, or write elsewhere."
+    if needed > (free := folder.f_bavail * folder.f_frsize):
+        raise CheckpointError(
+            f"{target} would have {needed / 1e9:.2f} GB, and {free / 1e9:.2f} GB are free there. Free some, or write elsewhere."
+        )

@@ -21,7 +21,7 @@ from nemo2.launch.local import split_secrets
 from nemo2.launch.shape import give_shape
 from nemo2.mcore.parallel.cuda_graphs import kind_of
 from nemo2.mcore.settle.machine import Machine
-from nemo2.mcore.settle.overlap import overlap_callbacks
+from nemo2.mcore.settle.run_settings import overlap_callbacks
 from nemo2.mcore.settle.world import World
 
 CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"

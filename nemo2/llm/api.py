@@ -35,7 +35,6 @@ from nemo2.training.run_dir.hang import HangWatchdog, compare_collectives_after_
 from nemo2.training.run_dir.logger import NeMoLogger
 from nemo2.training.run_dir.parent_watchdog import end_with_parents
 from nemo2.training.run_dir.preemption import PreemptionCallback
-from nemo2.training.run_dir.resumed import ResumedRecipe
 from nemo2.training.run_dir.run_folder import RunFolder
 from nemo2.training.strategies.base import BaseStrategy
 
@@ -344,6 +343,8 @@ def _setup(
     if resume is not None:
         checkpoint = resume.setup(trainer, model, training=training, directory=directory.checkpoints, data=data)
         if training and checkpoint is not None:
+            from nemo2.training.run_dir.resumed import ResumedRecipe
+
             resumed = ResumedRecipe(checkpoint, directory.log_dir, accept_changes=resume.accept_changes)
             trainer.callbacks.insert(0, resumed)  # pyright: ignore[reportAttributeAccessIssue]
     return Path(directory.log_dir)

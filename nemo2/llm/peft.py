@@ -112,6 +112,5 @@ def export_lora(
         ConfigError: as in `nemo2.hugging_face.adapters.export_adapter`.
     """
     from nemo2.hugging_face.adapters import export_adapter
-    from nemo2.hugging_face.checkpoint import find_checkpoint
 
-    return export_adapter(find_checkpoint(lora_checkpoint_path), output_path, overwrite=overwrite)
+    return export_adapter(lora_checkpoint_path, output_path, overwrite=overwrite)

@@ -36,7 +36,6 @@ from nemo2.mcore.parallel.megatron_parallel import MegatronStep
 from nemo2.mcore.parallel.module_functions import FNMixin
 from nemo2.models.fused_gradients import fusing_where_possible
 from nemo2.models.gpt_step import check_token_ids, gpt_data_step, gpt_forward_step
-from nemo2.models.step_tokens import count_step_tokens
 from nemo2.models.tracked_losses import forget_tracked_losses
 
 _MODEL_ARGUMENTS = (
@@ -269,12 +268,13 @@ class GPTConfig(TransformerConfig):
 
     def _finish_logits(self, model: Any, tokenizer: Any) -> None:
         """Cap and mask the logits of a chunk with an output layer before anything reads them."""
-        from nemo2.models.layers.softcap import cap_logits
         from nemo2.models.layers.vocabulary import mask_padding
 
         if not hasattr(model, "output_layer"):
             return
         if self.final_logit_softcapping is not None:
+            from nemo2.models.layers.softcap import cap_logits
+
             cap_logits(model.output_layer, self.final_logit_softcapping)
         mask_padding(model.output_layer, self.num_token_ids(tokenizer), model.vocab_size)
 
@@ -468,6 +468,8 @@ class GPTModel(FNMixin, pl.LightningModule):
         config = self.config
         has_extra_losses = config.num_moe_experts or config.mtp_num_layers
         if step.stage == "training" and config.calculate_per_token_loss and has_extra_losses:
+            from nemo2.models.step_tokens import count_step_tokens
+
             count_step_tokens(step.microbatches(), mtp_num_layers=config.mtp_num_layers or 0)
 
     def data_step(self, dataloader_iter: Iterator[Any]) -> dict[str, Optional[Tensor]]:

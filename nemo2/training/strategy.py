@@ -40,9 +40,8 @@ from nemo2.mcore.optim.megatron import MegatronOptimizer
 from nemo2.mcore.overlap.userbuffers import OneSize, start_userbuffers, stop_userbuffers
 from nemo2.mcore.parallel.layout import LAYOUT_FIELDS, Layout, ParallelismConfig
 from nemo2.mcore.settle.machine import Machine
-from nemo2.mcore.settle.overlap import leave_one_bucket
 from nemo2.mcore.settle.run_settings import DDP, MODEL, OPTIM, RunSettings
-from nemo2.mcore.settle.settling import settle_run
+from nemo2.mcore.settle.settling import leave_one_bucket, settle_run
 from nemo2.training.strategies.base import BaseStrategy
 from nemo2.training.strategies.live_settings import LiveSettings
 from nemo2.training.strategies.megatron_config import (

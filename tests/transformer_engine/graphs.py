@@ -133,7 +133,7 @@ def _capture(chunk: Any) -> Any:
     """Through our part in the loop: one step that warms up, and the capture before the next."""
     from megatron.core import num_microbatches_calculator as microbatches
 
-    from nemo2.mcore.parallel.cuda_graphs import StepGraphs
+    from nemo2.mcore.parallel.step_graphs import StepGraphs
 
     microbatches.unset_num_microbatches_calculator()
     microbatches.init_num_microbatches_calculator(0, None, 1, 1, 1)

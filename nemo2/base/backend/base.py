@@ -42,6 +42,10 @@ class Backend(ABC):
         """Compile what Megatron-Core would compile within the first step of ``config``, the model's configuration."""
         del config, local_rank
 
+    def plain_layers(self) -> str:
+        """The sentence about the cost of layers without Transformer Engine. "": they are all that this device has."""
+        return ""
+
     @abstractmethod
     def synchronize(self) -> None:
         """Wait until the device has finished its queued work."""

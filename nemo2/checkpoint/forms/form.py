@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Literal, Optional, Protocol, Union
+from typing import TYPE_CHECKING, Any, Literal, Optional, Protocol, Union
 
 import lightning.pytorch as pl
 from torch import Tensor
@@ -19,11 +19,13 @@ from nemo2.checkpoint.auto_resume import RestoreConfig
 from nemo2.checkpoint.directory import Manifest, read_manifest
 from nemo2.checkpoint.io import MegatronCheckpointIO
 from nemo2.checkpoint.paths import HUGGING_FACE, OF_RELEASE, digest_of
-from nemo2.checkpoint.pieces import Piece
 from nemo2.data.tokenizer import get_vocab_size
 from nemo2.errors import CheckpointError
 from nemo2.mcore.parallel.layout import Layout
 from nemo2.mcore.parallel.megatron_parallel import MegatronParallel
+
+if TYPE_CHECKING:
+    from nemo2.checkpoint.pieces import Piece
 
 _log = logging.getLogger(__name__)
 _USUAL_SIZES = [2**power for power in range(7)]
@@ -186,7 +188,7 @@ class Form(ABC):
         """Load the model and the optimizer from the result of `read`, unless they were read in place."""
 
     @abstractmethod
-    def model_pieces(self) -> list[Piece]:
+    def model_pieces(self) -> "list[Piece]":
         """This rank's part of the model as pieces of stored tensors, to be filled in place."""
 
     @abstractmethod

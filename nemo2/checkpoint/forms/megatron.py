@@ -4,7 +4,7 @@
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
-from typing import Any, Optional, cast
+from typing import TYPE_CHECKING, Any, Optional, cast
 
 from lightning.pytorch.trainer.states import TrainerFn
 from megatron.core.dist_checkpointing import load_content_metadata
@@ -17,26 +17,14 @@ from nemo2.base.names import listed
 from nemo2.checkpoint.directory import Manifest, read_manifest
 from nemo2.checkpoint.forms.form import Form, Owner, paddings
 from nemo2.checkpoint.io import MegatronCheckpointIO, weights_dir
-from nemo2.checkpoint.optimizer_forms import (
-    completed,
-    forget_updates,
-    forms_of,
-    from_pieces,
-    keep_settings,
-    prepare_load,
-    prepare_save,
-    refuse_nemo,
-    torch_optimizers,
-    under_saved_names,
-    with_step_of_all,
-)
-from nemo2.checkpoint.pieces import Piece
-from nemo2.checkpoint.random_state import random_state, report_new_random_streams
 from nemo2.checkpoint.untrusted import read_metadata
 from nemo2.errors import CheckpointError
 from nemo2.mcore.optim.base import OptimizerModule
 from nemo2.mcore.optim.megatron import MegatronOptimizer
 from nemo2.mcore.parallel.sharded_state import added_keys, frozen_keys, part_of, unstacked
+
+if TYPE_CHECKING:
+    from nemo2.checkpoint.pieces import Piece
 
 _STATE = "optimizer."
 _log = logging.getLogger(__name__)
@@ -84,6 +72,8 @@ class MegatronForm(Form):
         model_state = self.parallel.sharded_state_dict(metadata=self.metadata)
         state: dict[str, Any] = {"model": model_state if self.part is None else self._part(model_state, self.keeps)}
         if optimizer:
+            from nemo2.checkpoint.random_state import random_state
+
             state |= self._optimizer_shards(self._by_layer(model_state), self.metadata, loading=False)
             state["random_state"] = random_state()
         return state
@@ -101,6 +91,8 @@ class MegatronForm(Form):
         wanted = (self.load_optimizer or self.load_main_params) if loading else self.save_optimizer
         if not wanted or not self._optimizers:
             return {}
+        from nemo2.checkpoint.optimizer_forms import prepare_save, with_step_of_all
+
         whole = self._optimizers[0]
         shards = whole.sharded_state_dict(model_state, is_loading=loading, metadata=dict(metadata))
         return {"optimizer": shards if loading else with_step_of_all(prepare_save(shards))}
@@ -144,6 +136,8 @@ class MegatronForm(Form):
     def read_whole(
         self, path: Path, *, optimizer: bool, model: bool = True, base: bool = False, part: bool = False
     ) -> dict[str, Any]:
+        from nemo2.checkpoint.random_state import random_state, report_new_random_streams
+
         io: Any = self.io
         if not isinstance(io, MegatronCheckpointIO):
             return io.load_checkpoint(path)
@@ -156,7 +150,7 @@ class MegatronForm(Form):
         stored = read_metadata(weights_dir(path)).state_dict_metadata
         if part:
             model_state = self._part(model_state, lambda name, trained: True)
-            here = _keys(model_state)
+            here = {value.key for value in nested_values(model_state) if hasattr(value, "key")}
             wanted["model"] = _without(model_state, here - self.part_in(path, stored, here))
         elif model:
             wanted["model"] = _without(model_state, self.lacking(path, stored) if base else frozenset())
@@ -219,17 +213,19 @@ class MegatronForm(Form):
         """
         if "optimizer" not in wanted:
             return None
+        from nemo2.checkpoint import optimizer_forms
+
         saved = plain.get("optimizer")
-        refuse_nemo(saved, path)
+        optimizer_forms.refuse_nemo(saved, path)
         if "optimizer_extras" in plain:
-            saved = from_pieces(wanted["optimizer"], plain["optimizer_extras"])
-        elif saved is None or forms_of(saved) == forms_of(wanted["optimizer"]):
+            saved = optimizer_forms.from_pieces(wanted["optimizer"], plain["optimizer_extras"])
+        elif saved is None or optimizer_forms.forms_of(saved) == optimizer_forms.forms_of(wanted["optimizer"]):
             return None
         own = wanted.pop("optimizer")
-        request = under_saved_names(own, saved)
+        request = optimizer_forms.under_saved_names(own, saved)
         # Requested separately: if fp32 parameters are their own copies, a name would otherwise be requested twice.
         loaded = self.io.load_checkpoint(path, sharded_state_dict={_FORM: request}, strict=self.strictness)[_FORM]
-        return completed(loaded, own, saved)
+        return optimizer_forms.completed(loaded, own, saved)
 
     def _refuse_optimizers_of_others(self, path: Path, *, optimizer: bool) -> None:
         manifest: Optional[Manifest] = read_manifest(path)
@@ -248,6 +244,8 @@ class MegatronForm(Form):
             self.parallel.load_chunks_state_dict(checkpoint["model"], strict=strict and complete)
         optimizers = self._optimizers
         if "optimizer" in checkpoint and optimizers:
+            from nemo2.checkpoint.optimizer_forms import forget_updates, keep_settings, prepare_load, torch_optimizers
+
             own = [dict(group) for group in optimizers[0].param_groups]
             whole = optimizers[0].mcore_optimizer
             optimizers[0].load_state_dict(prepare_load(checkpoint["optimizer"], whole))
@@ -258,7 +256,9 @@ class MegatronForm(Form):
             # The main parameters follow the model's: either weren't loaded, or only they were.
             optimizers[0].reload_model_params()
 
-    def model_pieces(self) -> list[Piece]:
+    def model_pieces(self) -> "list[Piece]":
+        from nemo2.checkpoint.pieces import Piece
+
         state = self.parallel.sharded_state_dict(metadata=self.metadata)
         apply_factories(state)
         tensors = [leaf for leaf in nested_values(state) if isinstance(leaf, ShardedTensor) and leaf.data is not None]
@@ -309,6 +309,8 @@ class MegatronForm(Form):
                 )
             optimizer.load_state_dict(state)
             if by_recipe:
+                from nemo2.checkpoint.optimizer_forms import keep_settings
+
                 keep_settings(optimizer.param_groups, own)
 
 
@@ -319,7 +321,3 @@ def _without(state: dict[str, Any], keys: Collection[str]) -> dict[str, Any]:
         for name, value in state.items()
         if getattr(value, "key", None) not in keys
     }
-
-
-def _keys(state: dict[str, Any]) -> set[str]:
-    return {value.key for value in nested_values(state) if hasattr(value, "key")}

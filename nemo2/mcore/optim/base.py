@@ -9,6 +9,12 @@ from torch.optim import Optimizer
 
 from nemo2.mcore.optim.lr_scheduler import LRSchedulerModule
 
+NONFINITE_ADVICE = (
+    "This step changed no parameters and saved nothing. Run the same command again to resume from the last checkpoint. "
+    "If the error recurs, lower optim.config.lr, lengthen the warm-up or set optim.config.clip_grad. To skip such steps, "
+    "add the callback LossGuard(on_nonfinite='skip'). To find the operation, set trainer.detect_anomaly=True."
+)
+
 
 class OptimizerModule(pl.Callback, ABC):
     """Make the optimizers of a model. Subclass it and define `optimizers`.

@@ -282,13 +282,11 @@ class StepSchedule(LRScheduler):
         self.last_epoch = self.last_epoch + 1 if epoch is None else int(epoch)
         self._apply()
 
-    def get_lr(self) -> list[float]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """The rate of each group at the current step."""
-        return [float(rate) for rate in self._last_lr]
-
     def get_last_lr(self) -> list[float]:  # pyright: ignore[reportIncompatibleMethodOverride]
         """The rate of each group at the current step."""
         return [float(rate) for rate in self._last_lr]
+
+    get_lr = get_last_lr  # pyright: ignore[reportAssignmentType]
 
     def state_dict(self) -> dict[str, Any]:
         """The position, and the parameters of the curve for the comparison on load."""

@@ -17,7 +17,6 @@ from nemo2.config.capture import configurable
 from nemo2.errors import ConfigError
 from nemo2.mcore.optim.base import OptimizerModule
 from nemo2.mcore.optim.lr_scheduler import LR_FACTOR, LRSchedulerModule
-from nemo2.mcore.optim.sharded import ShardedOptimizer, torch_optimizer
 
 if TYPE_CHECKING:
     from nemo2.mcore.parallel.megatron_parallel import MegatronParallel
@@ -72,6 +71,8 @@ class MegatronOptimizerModule(OptimizerModule):
         """
         width: float = model.config.mup_width_mult if getattr(model.config, "use_mup", False) else 1.0
         if getattr(model, "wrap_chunk", None) is not None:
+            from nemo2.mcore.optim.sharded import ShardedOptimizer, torch_optimizer
+
             inner = torch_optimizer(self.config, list(model), self._overrides(width))
             optimizer = ShardedOptimizer(inner, self.config, shard_group=getattr(model[0], "shard_group", None))
             return [self._at_own_rates(optimizer, width)]
@@ -177,6 +178,11 @@ class MegatronOptimizer(torch.optim.Optimizer):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         self.mcore_optimizer.zero_grad(set_to_none)
+
+    @property
+    def loss_scale(self) -> Optional[float]:
+        """The current factor of the loss. None: not fp16."""
+        return float(self.mcore_optimizer.get_loss_scale()) if self.config.fp16 else None
 
     def stage_params(self) -> None:
         """Write the main parameters into the buffer that the next forward gathers parameters from, where that is the gradients'

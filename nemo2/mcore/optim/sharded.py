@@ -15,14 +15,10 @@ from torch.nn import Parameter
 
 from nemo2.base.backend import get_backend
 from nemo2.errors import ConfigError, RuntimeFault
+from nemo2.mcore.optim.base import NONFINITE_ADVICE
 
 _WRAPPED = "_fsdp_wrapped_module."
 """The infix that torch's FSDP inserts into the names of wrapped parameters."""
-NONFINITE_ADVICE = (
-    "This step changed no parameters and saved nothing. Run the same command again to resume from the last checkpoint. "
-    "If the error recurs, lower optim.config.lr, lengthen the warm-up or set optim.config.clip_grad. To skip such steps, "
-    "add the callback LossGuard(on_nonfinite='skip'). To find the operation, set trainer.detect_anomaly=True."
-)
 
 
 def torch_optimizer(config: OptimizerConfig, chunks: list[Any], overrides: Any) -> torch.optim.Optimizer:

@@ -17,9 +17,6 @@ from typing import Any, Optional
 from torch import nn
 
 from nemo2.errors import ConfigError, DataError
-from nemo2.mcore.overlap.tp_overlap_cfg import settings_per_mode, userbuffer_settings
-from nemo2.mcore.overlap.tp_switches import SWITCHES, contradictions
-from nemo2.mcore.overlap.userbuffer_limits import some_layers_in_16_bits, uncarried
 from nemo2.mcore.parallel.megatron_parallel import MegatronStep
 
 logger = logging.getLogger(__name__)
@@ -51,6 +48,8 @@ def start_userbuffers(config: Any, data_sampler: Any) -> None:
         return
     tokens = _tokens(config, data_sampler)
     import transformer_engine  # pyright: ignore[reportMissingImports]
+
+    from nemo2.mcore.overlap.userbuffer_limits import uncarried
 
     if problems := list(uncarried(config, version=transformer_engine.__version__, tokens=tokens)):
         raise ConfigError("\n".join(sentence for _, sentence in problems), rules=[rule for rule, _ in problems])
@@ -157,6 +156,10 @@ def _buffer_sets(config: Any) -> dict[str, Any]:
     """The arguments that select the sets of buffers in the installed version: for layers in 8 bits (or 4), for
     layers in 16, or for both."""
     from transformer_engine.pytorch.module import base  # pyright: ignore[reportMissingImports]
+
+    from nemo2.mcore.overlap.tp_overlap_cfg import settings_per_mode, userbuffer_settings
+    from nemo2.mcore.overlap.tp_switches import SWITCHES, contradictions
+    from nemo2.mcore.overlap.userbuffer_limits import some_layers_in_16_bits
 
     quantized = config.fp8 is not None or getattr(config, "fp4", None) is not None
     requested = config.tp_comm_overlap_cfg

@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
-from typing import Any, Optional, cast
+from typing import TYPE_CHECKING, Any, Optional, cast
 
 import lightning.pytorch as pl
 import torch
@@ -41,13 +41,12 @@ from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 from nemo2.base.backend import get_backend
 from nemo2.base.names import listed
 from nemo2.errors import ConfigError
-from nemo2.mcore.parallel.cuda_graphs import PER_MICROBATCH, StepGraphs, building_stream, kind_of
+from nemo2.mcore.parallel.cuda_graphs import building_stream, kind_of
 from nemo2.mcore.parallel.forms import reduction_of, with_model
 from nemo2.mcore.parallel.hooks import CallbackConnector
 from nemo2.mcore.parallel.loss import MegatronLossReduction, OutputCollection, ScalarLossReduction
 from nemo2.mcore.parallel.parameter_counts import ParameterCounts, count_parameters
 from nemo2.mcore.parallel.plain_chunk import PlainChunk
-from nemo2.mcore.parallel.schedule_plans import schedule_plan
 from nemo2.mcore.parallel.sharded_state import is_empty_state, sharded_state, states_may_be_unpickled
 from nemo2.mcore.parallel.transform import (
     Transform,
@@ -56,6 +55,9 @@ from nemo2.mcore.parallel.transform import (
     tell_of_loaded_weights,
     transformed,
 )
+
+if TYPE_CHECKING:
+    from nemo2.mcore.parallel.step_graphs import StepGraphs
 
 
 @dataclass
@@ -143,7 +145,7 @@ class MegatronParallel(nn.ModuleList):
 
     # nn.Module's annotations treat every undeclared attribute as a Tensor or a Module.
     loss_reduction: Optional[MegatronLossReduction]
-    graphs: Optional[StepGraphs]
+    graphs: "Optional[StepGraphs]"
     """The CUDA graphs. None: none are requested, or nothing is trained."""
     parameter_counts: Optional[ParameterCounts]
     """The parameters of the whole model. None: the model is on meta tensors."""
@@ -357,7 +359,11 @@ class MegatronParallel(nn.ModuleList):
             self.callbacks.event(
                 "on_megatron_microbatch_start", step=step, batch=batch, forward_callback=loss_reduction
             )
-            output = schedule_plan(chunk, run, batch) if return_schedule_plan else run(batch)
+            if return_schedule_plan:
+                from nemo2.mcore.parallel.schedule_plans import schedule_plan
+
+                run = partial(schedule_plan, chunk, run)
+            output = run(batch)
             self.callbacks.event(
                 "on_megatron_microbatch_end", step=step, batch=batch, forward_callback=loss_reduction, output=output
             )
@@ -467,9 +473,11 @@ class MegatronParallel(nn.ModuleList):
                 "some parameters, in model_transform or wherever the parameters are frozen."
             )
 
-    def _step_graphs(self) -> Optional[StepGraphs]:
+    def _step_graphs(self) -> "Optional[StepGraphs]":
         if self.ddp_config is None or kind_of(self.config) == "none":
             return None
+        from nemo2.mcore.parallel.step_graphs import PER_MICROBATCH, StepGraphs
+
         return StepGraphs(
             list(self),
             self.config,

@@ -23,17 +23,15 @@ from typing import Any, NamedTuple, Optional
 from nemo2.config.derivations import Condition, Conflict, Derivation, Row, Setting, Text, always, apply
 from nemo2.config.provenance import adjust, is_same
 from nemo2.config.requested import explicit_values, where_set
-from nemo2.config.walk import class_of
 from nemo2.errors import ConfigError
 from nemo2.mcore.overlap.tp_switches import SWITCHES, contradictions, left_out, switches_of, unswitchable
 from nemo2.mcore.overlap.userbuffer_limits import without_buffers
 from nemo2.mcore.parallel.layout import Layout
 from nemo2.mcore.settle.machine import Machine
-from nemo2.mcore.settle.rows import BETWEEN_STAGES, BUCKETS, GATHER_AHEAD, ONE_BUCKET
-from nemo2.mcore.settle.run_settings import DDP, MODEL, OPTIM, STRATEGY, RunSettings
+from nemo2.mcore.settle.rows import BETWEEN_STAGES, GATHER_AHEAD, ONE_BUCKET
+from nemo2.mcore.settle.run_settings import DDP, MODEL, OPTIM, OVERLAP_RULE, STRATEGY, RunSettings
 
 CALLBACK = "MegatronCommOverlapCallback"
-RULE = "overlap-is-asked-for-once"
 DEFAULT_BUCKET_SIZE = 128 * 1024 * 1024
 """Elements per bucket of the gradient reduction: large enough to fill the links, small enough to start early."""
 
@@ -103,23 +101,6 @@ def overlap(
     return decisions
 
 
-def leave_one_bucket(run: RunSettings, *, say: Optional[Callable[..., None]] = None) -> None:
-    """Settle the buckets, after the overlap callback. ``say`` reports an explicit size that this overrides.
-
-    Raises:
-        ConfigError: the user set ``overlap_param_gather``, which needs several buckets.
-    """
-    requested = run.requested(_BUCKET)
-    apply(BUCKETS, run)
-    if say is not None and requested is not None and run[_BUCKET] is None:
-        say("%s does not take effect: %s.", requested, ONE_BUCKET)
-
-
-def overlap_callbacks(callbacks: Optional[Iterable[Any]]) -> list[Any]:
-    """The overlap callbacks of a trainer, as configs or live objects."""
-    return [callback for callback in callbacks or () if getattr(class_of(callback), "asks_for_overlap", False)]
-
-
 def arguments_of(callback: Any) -> list[Setting]:
     """The user's arguments of an overlap callback."""
     return list(_explicit(callback, CALLBACK, _ARGUMENTS))
@@ -182,7 +163,7 @@ class _OverlapSettings:
             first = self.in_force(setting.name)
             if not is_same(_plain(first.value), _plain(setting.value)):
                 fix = "Remove one of them, or set both to the same value."
-                yield Conflict(RULE, (first, setting), "both control the same setting", fix)
+                yield Conflict(OVERLAP_RULE, (first, setting), "both control the same setting", fix)
 
     def ineffective(self) -> Iterator[tuple[Setting, Decision]]:
         """The settings that have no effect, each once, with the decision that replaces it."""
@@ -231,7 +212,7 @@ _SHARDED = f"{OPTIM}.use_distributed_optimizer"
 
 
 def _pair(first: tuple[str, Any], second: tuple[str, Any], why: str) -> Conflict:
-    return Conflict(RULE, (first, second), why, "Remove one of them.")
+    return Conflict(OVERLAP_RULE, (first, second), why, "Remove one of them.")
 
 
 def _by_megatron_fsdp(run: _OverlapSettings) -> tuple[tuple[str, ...], Optional[str]]:
@@ -256,7 +237,7 @@ CONFLICTS = (
     *BETWEEN_STAGES,
     *(
         Conflict(
-            RULE,
+            OVERLAP_RULE,
             ((f"{DDP}.{name}", False),),
             "strategy.fsdp='megatron' always overlaps this communication",
             f"Remove {name}.",
@@ -264,9 +245,9 @@ CONFLICTS = (
         )
         for name in ("overlap_grad_reduce", "overlap_param_gather")
     ),
-    Conflict(RULE, ((_REDUCED, True),), lambda run: _by_megatron_fsdp(run)[1], "Remove overlap_grad_reduce."),
+    Conflict(OVERLAP_RULE, ((_REDUCED, True),), lambda run: _by_megatron_fsdp(run)[1], "Remove overlap_grad_reduce."),
     Conflict(
-        RULE,
+        OVERLAP_RULE,
         (_BUCKET, _BUCKETS),
         "each of them determines the other",
         "Remove one of them.",

@@ -9,7 +9,7 @@ process group.
 import copy
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import reduce
 from typing import Any, NamedTuple, Optional
@@ -17,7 +17,6 @@ from typing import Any, NamedTuple, Optional
 import fiddle as fdl
 
 from nemo2.base.backend.extras import has
-from nemo2.base.backend.te_stub import transformer_engine_stub
 from nemo2.base.backend.te_version import megatron_finds
 from nemo2.config.factories import missing_arguments
 from nemo2.config.walk import class_of
@@ -120,7 +119,11 @@ def _build(node: Any, path: str, machine: Machine) -> Any:
     # Megatron-Core looks for the package that keeps states in low precision. Its absence here says nothing about another
     # machine.
     elsewhere = path == "optim.config" and machine.transformer_engine is not None and not has("transformer_engine")
-    with transformer_engine_stub() if elsewhere else nullcontext():
+    if not elsewhere:
+        return fdl.build(node)
+    from nemo2.base.backend.te_stub import transformer_engine_stub
+
+    with transformer_engine_stub():
         return fdl.build(node)
 
 

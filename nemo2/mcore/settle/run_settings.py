@@ -2,6 +2,7 @@
 """The configurations of a run whose settings depend on each other, as the rows of `nemo2.mcore.settle.rows` read them."""
 
 import copy
+from collections.abc import Iterable
 from dataclasses import dataclass, is_dataclass, replace
 from functools import cached_property
 from typing import Any, Optional
@@ -9,6 +10,7 @@ from typing import Any, Optional
 from nemo2.config.derivations import Setting
 from nemo2.config.provenance import adjust
 from nemo2.config.requested import explicit_fields, where_set
+from nemo2.config.walk import class_of
 from nemo2.mcore.parallel.cuda_graphs import kind_of
 from nemo2.mcore.parallel.layout import Layout, ParallelismConfig
 from nemo2.mcore.precision import MegatronMixedPrecision
@@ -16,6 +18,7 @@ from nemo2.mcore.settle.machine import Machine
 
 STRATEGY, DDP, OPTIM, MODEL = "strategy", "strategy.ddp_config", "optim.config", "model.config"
 PLUGINS = "trainer.plugins"
+OVERLAP_RULE = "overlap-is-asked-for-once"
 _DERIVED = {
     "expert_tensor_parallel_size": "tensor_model_parallel_size",
     "microbatch_group_size_per_vp_stage": "pipeline_model_parallel_size",
@@ -122,3 +125,8 @@ class RunSettings:
 
 def _copied(config: Any) -> Any:
     return copy.copy(config) if is_dataclass(config) else config
+
+
+def overlap_callbacks(callbacks: Optional[Iterable[Any]]) -> list[Any]:
+    """The overlap callbacks of a trainer, as configs or live objects."""
+    return [callback for callback in callbacks or () if getattr(class_of(callback), "asks_for_overlap", False)]

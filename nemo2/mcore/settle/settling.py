@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
-from typing import Any, Optional
+from typing import TYPE_CHECKING, Any, Optional
 
 import fiddle as fdl
 from megatron.core.transformer.transformer_config import TransformerConfig
@@ -21,18 +21,18 @@ from nemo2.base.backend.te_version import megatron_finds
 from nemo2.config.derivations import apply
 from nemo2.config.provenance import Step, adjust_to, adjusting, adjustments
 from nemo2.errors import ConfigError
-from nemo2.mcore.overlap.userbuffer_limits import uncarried
 from nemo2.mcore.parallel.cuda_graphs import kind_of
 from nemo2.mcore.parallel.layout import Layout
 from nemo2.mcore.precision import MegatronMixedPrecision
 from nemo2.mcore.settle import rows
 from nemo2.mcore.settle.agreement import follow_the_data, length_problem
 from nemo2.mcore.settle.machine import Machine
-from nemo2.mcore.settle.overlap import RULE, Decision, leave_one_bucket, overlap, overlap_callbacks
 from nemo2.mcore.settle.parts import Parts, Refusal, build_parts, quietly, refusals_of
-from nemo2.mcore.settle.run_settings import MODEL, PLUGINS, RunSettings
-from nemo2.mcore.settle.te_needs import refuse_an_older_transformer_engine
+from nemo2.mcore.settle.run_settings import DDP, MODEL, OVERLAP_RULE, PLUGINS, RunSettings, overlap_callbacks
 from nemo2.mcore.settle.world import World, world_of
+
+if TYPE_CHECKING:
+    from nemo2.mcore.settle.overlap import Decision
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +53,7 @@ class Settled:
     machine: Machine
     layout: Layout
     objects: Mapping[str, Any] = field(default_factory=dict)
-    decisions: Mapping[str, Decision] = field(default_factory=dict)
+    decisions: "Mapping[str, Decision]" = field(default_factory=dict)
     machine_decides: Mapping[str, tuple[Any, str]] = field(default_factory=dict)
     refusals: tuple[Refusal, ...] = ()
     world: Optional[World] = None
@@ -125,9 +125,11 @@ def settle(recipe: Any, machine: Machine, *, parts: Optional[Parts] = None, layo
         size = world.size if world is not None else sizes.model_parallel_size
         decisions = None
         if not settled.refused("one-switch-for-the-distributed-optimizer"):  # else the callback would tell it again
-            decisions = attempts.attempt(RULE, lambda: _decide(recipe, settled, size, attempts))
+            decisions = attempts.attempt(OVERLAP_RULE, lambda: _decide(recipe, settled, size, attempts))
         # The callback repeats the conflicts that need no callback.
-        attempts.refusals = [one for one in attempts.refusals if one.rule == RULE or not settled.refused(one.rule)]
+        attempts.refusals = [
+            one for one in attempts.refusals if one.rule == OVERLAP_RULE or not settled.refused(one.rule)
+        ]
         attempts.refusals += _uncarried(settled.objects.get("model.config"), getattr(recipe, "data", None), machine)
     objects = dict(settled.objects)
     if "trainer.plugins" in objects:
@@ -232,7 +234,10 @@ def _finish(run: RunSettings) -> None:
     apply(rows.ACTIVATIONS, run)
     write_parallelism(run)
     apply(rows.LAYERS, run)
-    refuse_an_older_transformer_engine(run.model_config, run.ddp_config, run.machine.transformer_engine)
+    if run.machine.transformer_engine is not None:
+        from nemo2.mcore.settle.te_needs import refuse_an_older_transformer_engine
+
+        refuse_an_older_transformer_engine(run.model_config, run.ddp_config, run.machine.transformer_engine)
     layers_per_chunk(run.model_config)  # its assertions go beyond the configuration's
 
 
@@ -257,7 +262,7 @@ def layers_per_chunk(config: Any) -> list[int]:
     ]
 
 
-def _decide(recipe: Any, settled: Settled, world_size: int, attempts: _Attempts) -> dict[str, Decision]:
+def _decide(recipe: Any, settled: Settled, world_size: int, attempts: _Attempts) -> "dict[str, Decision]":
     """Apply the overlap callback's decisions at setup, and Megatron-Core's when it makes the buffers."""
     objects, data = settled.objects, getattr(recipe, "data", None)
     run = RunSettings(
@@ -269,11 +274,14 @@ def _decide(recipe: Any, settled: Settled, world_size: int, attempts: _Attempts)
     )
     nodes = overlap_callbacks(getattr(recipe.trainer, "callbacks", None))
     built = (
-        attempts.attempt(RULE, lambda one=one: fdl.build(one) if isinstance(one, fdl.Config) else one) for one in nodes
+        attempts.attempt(OVERLAP_RULE, lambda one=one: fdl.build(one) if isinstance(one, fdl.Config) else one)
+        for one in nodes
     )
     callbacks = [callback for callback in built if callback is not None]
     decisions = {}
     if callbacks:
+        from nemo2.mcore.settle.overlap import overlap
+
         sampler = SimpleNamespace(
             seq_len=getattr(data, "seq_length", None), micro_batch_size=getattr(data, "micro_batch_size", None)
         )
@@ -282,11 +290,26 @@ def _decide(recipe: Any, settled: Settled, world_size: int, attempts: _Attempts)
     return decisions
 
 
+def leave_one_bucket(run: RunSettings, *, say: Optional[Callable[..., None]] = None) -> None:
+    """Settle the buckets, after the overlap callback. ``say`` reports an explicit size that this overrides.
+
+    Raises:
+        ConfigError: the user set ``overlap_param_gather``, which needs several buckets.
+    """
+    size = f"{DDP}.bucket_size"
+    requested = run.requested(size)
+    apply(rows.BUCKETS, run)
+    if say is not None and requested is not None and run[size] is None:
+        say("%s does not take effect: %s.", requested, rows.ONE_BUCKET)
+
+
 def _uncarried(model: Any, data: Any, machine: Machine) -> Iterator[Refusal]:
     """The errors with which userbuffers would fail to start, if the run uses them."""
     overlapped = getattr(model, "tp_comm_overlap", False) and model.sequence_parallel and machine.transformer_engine
     if not overlapped or model.tensor_model_parallel_size < 2:
         return
+    from nemo2.mcore.overlap.userbuffer_limits import uncarried
+
     sizes = getattr(data, "seq_length", None), getattr(data, "micro_batch_size", None)
     counts = [size for size in sizes if isinstance(size, int)]
     tokens = math.prod(counts) // model.context_parallel_size if len(counts) == len(sizes) else None

@@ -75,14 +75,12 @@ NEEDS = (
 )  # fmt: skip
 
 
-def refuse_an_older_transformer_engine(model: Any, ddp_config: Any, version: str | None) -> None:
-    """Refuse settings that need a newer Transformer Engine than ``version``; None: there is none, and others refuse.
+def refuse_an_older_transformer_engine(model: Any, ddp_config: Any, version: str) -> None:
+    """Refuse settings that need a newer Transformer Engine than ``version``.
 
     Raises:
         ConfigError: there are such settings.
     """
-    if version is None:
-        return
     problems = []
     for need in NEEDS:
         if Version(version) < Version(need.since) and need.applies(model, ddp_config):

@@ -27,6 +27,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Optional
 
+Shape = tuple[int, ...]
+
 
 @dataclass(frozen=True, kw_only=True)
 class Piece:

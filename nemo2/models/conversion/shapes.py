@@ -7,7 +7,7 @@ the tensors that Megatron-Core builds.
 
 from typing import Any
 
-Shape = tuple[int, ...]
+from nemo2.models.conversion.pieces import Shape
 
 
 def shapes(config: Any, *, vocab_rows: int) -> dict[str, Shape]:

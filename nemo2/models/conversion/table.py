@@ -34,8 +34,7 @@ from typing import Any, Optional, TypeVar
 import torch
 
 from nemo2.mcore.parallel.sharded_state import key_by_layer
-from nemo2.models.conversion.pieces import Operation, Piece, Place
-from nemo2.models.conversion.shapes import Shape, shape_of, shapes
+from nemo2.models.conversion.pieces import Operation, Piece, Place, Shape
 
 T = TypeVar("T")
 _EXPERTS = ".experts.experts."
@@ -204,6 +203,8 @@ class _Table:
         return range(self.config.num_layers) if row.layers is None else row.layers
 
     def _of(self, row: Row, layer: Optional[int]) -> Iterator[Entry]:
+        from nemo2.models.conversion.shapes import shape_of
+
         config = self._layer_config(row, layer)
         own = shape_of(row.key, self._shapes(row, layer))
         vocabulary = row.key in _VOCABULARY
@@ -261,6 +262,8 @@ class _Table:
         return {}
 
     def _shapes(self, row: Row, layer: Optional[int]) -> dict[str, Shape]:
+        from nemo2.models.conversion.shapes import shapes
+
         config = self._layer_config(row, layer)
         if id(config) not in self._known:
             self._known[id(config)] = shapes(config, vocab_rows=self.vocab_rows)

@@ -14,8 +14,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from nemo2.models.layers import flex
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AttentionRule:
@@ -98,8 +96,11 @@ def attend(
     plain = rule.softcap is None and sink is None
     triangle = offset == 0 and num_queries == num_keys and rule.causal and (rule.left is None or rule.left >= num_keys)
     others = forbidden is not None or sink is not None or dropout_p > 0.0
-    if not (plain and triangle) and flex.takes(q, k, v, rule, offset, others=others):
-        return flex.attend_compiled(q, k, v, rule, offset)
+    if not (plain and triangle):
+        from nemo2.models.layers import flex
+
+        if flex.takes(q, k, v, rule, offset, others=others):
+            return flex.attend_compiled(q, k, v, rule, offset)
     dropping = dropout_context() if dropout_context is not None and dropout_p > 0.0 else nullcontext()
     if plain and triangle and forbidden is None:
         with dropping:  # without a mask, so that torch may pick a kernel that never makes one

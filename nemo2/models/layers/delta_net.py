@@ -22,7 +22,6 @@ from megatron.core.transformer.transformer_layer import get_transformer_layer_of
 from torch import Tensor, nn
 
 from nemo2.base.backend import get_backend
-from nemo2.base.backend.cuda import CudaBackend
 from nemo2.base.backend.extras import why_missing
 from nemo2.models.layers.notices import say_once
 from nemo2.models.layers.recurrent import Projections, RecurrentMixer
@@ -171,7 +170,7 @@ class GatedDeltaNet(RecurrentMixer):
         kernel = gated_delta_net.chunk_gated_delta_rule
         if kernel is not None and projected.is_cuda and not self.config.deterministic_mode:
             return kernel
-        if kernel is None and isinstance(get_backend(), CudaBackend):
+        if kernel is None and get_backend().name == "cuda":
             say_once(
                 "Gated DeltaNet layers run as plain PyTorch: right, but slow and hungry for memory, because "
                 f"{why_missing('fla')}."

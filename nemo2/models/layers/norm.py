@@ -21,7 +21,6 @@ from torch import Tensor
 
 from nemo2.base.backend import get_backend
 from nemo2.errors import ConfigError
-from nemo2.models.layers.queries import change_queries_and_keys
 
 
 class TorchNorm(torch.nn.Module):
@@ -155,6 +154,8 @@ class NormAfterRotation(TorchNorm):
 def normalize_after_rotation(attention: torch.nn.Module) -> None:
     """Make an attention's core normalize its queries and keys. With a cache, which holds keys before their norm, all keys are
     normalized again in each call."""
+    from nemo2.models.layers.queries import change_queries_and_keys
+
     layer: Any = attention
     change_queries_and_keys(layer.core_attention, partial(_normalized, layer.q_layernorm, layer.k_layernorm))
 

@@ -25,7 +25,6 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
 
 from nemo2.base.backend import get_backend
-from nemo2.base.backend.cuda import CudaBackend
 from nemo2.base.backend.extras import have_te
 from nemo2.errors import ConfigError
 from nemo2.models.layers.attention import SDPAttention
@@ -47,9 +46,8 @@ def layer_spec(config: TransformerConfig, *, vp_stage: Optional[int] = None) -> 
         ConfigError: see `local_layer_spec`.
     """
     if not have_te():
-        backend = get_backend()
-        if isinstance(backend, CudaBackend):  # a CPU misses nothing: it has only these layers
-            say_once(backend.plain_layers())
+        if cost := get_backend().plain_layers():
+            say_once(cost)
         return local_layer_spec(config, vp_stage=vp_stage)
     refuse([*mla_problems(config), *best_of_group_needs_plain_router(config)])
     block = _with_norms(_block(config, use_transformer_engine=True, vp_stage=vp_stage), config)

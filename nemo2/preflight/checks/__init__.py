@@ -6,8 +6,7 @@ group is created. Files are not opened, except to see that they exist.
 """
 
 from nemo2.preflight.checks.find import check_recipe, find, find_problems
-from nemo2.preflight.checks.nearest import nearest_layouts
 from nemo2.preflight.checks.rule import Problem, Rule
 from nemo2.preflight.checks.table import RULES, TOPICS
 
-__all__ = ["RULES", "TOPICS", "Problem", "Rule", "check_recipe", "find", "find_problems", "nearest_layouts"]
+__all__ = ["RULES", "TOPICS", "Problem", "Rule", "check_recipe", "find", "find_problems"]

@@ -12,9 +12,7 @@ from nemo2.config.tree import Partial, described_now
 from nemo2.errors import ConfigError, Nemo2Error
 from nemo2.mcore.parallel.layout import Layout
 from nemo2.mcore.settle.machine import Machine
-from nemo2.preflight.checks.earlier import changes_that_do_not_fit
 from nemo2.preflight.checks.facts import Facts, read_facts
-from nemo2.preflight.checks.nearest import nearest_layouts
 from nemo2.preflight.checks.rule import Problem
 from nemo2.preflight.checks.rules.launching import too_many_for_this_machine
 from nemo2.preflight.checks.rules.types import TYPES
@@ -53,6 +51,8 @@ def check_recipe(
     if problems:
         messages = [problem.message for problem in problems]
         if any(map(is_of_the_layout, problems)):
+            from nemo2.preflight.checks.nearest import nearest_layouts
+
             facts = read_facts(recipe, devices=devices, nodes=nodes, machine=machine)
             layouts = [
                 f"{layout.describe(facts.world_size)} ({' '.join(changes)})"
@@ -128,6 +128,8 @@ def find(
     facts = read_facts(recipe, devices=devices, nodes=nodes, machine=machine, environment=environment)
     problems += apply_rules(facts)
     if local and not problems:
+        from nemo2.preflight.checks.earlier import changes_that_do_not_fit
+
         problems += [
             Problem(rule="recipe-fits-its-earlier-run", topic="Files of this machine", message=message)
             for message in changes_that_do_not_fit(facts)

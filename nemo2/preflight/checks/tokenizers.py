@@ -11,7 +11,6 @@ from typing import Any
 
 import fiddle as fdl
 
-from nemo2.checkpoint import tokenizers
 from nemo2.checkpoint.paths import HUGGING_FACE, missing
 from nemo2.data.tokenizer_files import FIELDS, files_of
 from nemo2.errors import ConfigError, Nemo2Error
@@ -49,8 +48,10 @@ def known_tokenizer(facts: Facts, part: str = "model") -> Any:
         here = folder.startswith("/") and Path(folder).is_dir() if path.startswith(HUGGING_FACE) else not missing(path)
         if not here:
             return Unknown()
-        with _silent():
-            tokenizers.take_tokenizer(path, model, data)
+        from nemo2.checkpoint.tokenizers import take_tokenizer
+
+        with _silent(take_tokenizer.__module__):
+            take_tokenizer(path, model, data)
     return getattr(model if part == "model" else data, "tokenizer", None)
 
 
@@ -85,9 +86,9 @@ def _built(tokenizer: Any) -> Any:
 
 
 @contextmanager
-def _silent() -> Iterator[None]:
+def _silent(module: str) -> Iterator[None]:
     """Without the reports of replaced tokenizers, which the run itself writes."""
-    logger = logging.getLogger(tokenizers.__name__)
+    logger = logging.getLogger(module)
     before, logger.disabled = logger.disabled, True
     try:
         yield

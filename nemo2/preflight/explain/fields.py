@@ -17,7 +17,7 @@ from nemo2.config.walk import iterate_nodes, who_set
 from nemo2.errors import ConfigError
 from nemo2.mcore.overlap.presets import preset, preset_names
 from nemo2.mcore.overlap.tp_overlap_cfg import TransformerLayerTPOverlapCfg
-from nemo2.mcore.settle.overlap import overlap_callbacks
+from nemo2.mcore.settle.run_settings import overlap_callbacks
 from nemo2.mcore.settle.settling import Settled
 
 _PACKAGE = Path(nemo2.__file__).parent.resolve()

@@ -15,7 +15,6 @@ from lightning.pytorch.callbacks.progress.progress_bar import ProgressBar
 from lightning.pytorch.loggers.logger import Logger
 
 from nemo2.config.capture import configurable
-from nemo2.training.run_dir.bar import TrainingBar
 from nemo2.training.run_dir.progress_line import format_line
 from nemo2.training.run_dir.terminal import is_terminal
 
@@ -204,6 +203,8 @@ class MegatronProgressBar(LoggedStepProgress):
     """
 
     def __init__(self) -> None:
+        from nemo2.training.run_dir.bar import TrainingBar
+
         super().__init__()
         self._bar = TrainingBar()
 

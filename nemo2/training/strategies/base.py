@@ -41,13 +41,11 @@ from nemo2.base.backend.attention_variables import attention_chosen_anew
 from nemo2.base.backend.base import Backend
 from nemo2.base.place import here
 from nemo2.checkpoint.auto_resume import RestoreConfig
-from nemo2.checkpoint.changes import contradictions_of_weights, inputs_of, settings_of
-from nemo2.checkpoint.context import release_of, write_context
+from nemo2.checkpoint.context import inputs_of, release_of, settings_of, write_context
 from nemo2.checkpoint.directory import Manifest, ckpt_to_dir, read_manifest, versions
 from nemo2.checkpoint.forms.form import Form, digest_of_base
 from nemo2.checkpoint.io import MegatronCheckpointIO
 from nemo2.checkpoint.paths import missing
-from nemo2.checkpoint.random_state import load_random_state
 from nemo2.config.notices import announce_machine_settings
 from nemo2.data.batch_sampler import EvalBatchSampler
 from nemo2.data.workers import outliving_signals
@@ -55,7 +53,6 @@ from nemo2.errors import CheckpointError, ConfigError, DataError, RuntimeFault
 from nemo2.mcore.optim.base import OptimizerModule
 from nemo2.mcore.optim.lr_scheduler import set_last_rates
 from nemo2.mcore.optim.megatron import MegatronOptimizer
-from nemo2.mcore.optim.sharded import ShardedOptimizer
 from nemo2.mcore.parallel.cuda_graphs import kind_of
 from nemo2.mcore.parallel.forms import reduction_of
 from nemo2.mcore.parallel.groups import initialize_model_parallel, seed_random_streams, use_existing_groups
@@ -569,15 +566,9 @@ class BaseStrategy(DDPStrategy):
     def _step_metrics(self, optimizer: Optional[torch.optim.Optimizer], host_metrics: dict[str, Any]) -> dict[str, Any]:
         """``host_metrics`` and the metrics of the last step that the device computes."""
         metrics: dict[str, Any] = {"reduced_train_loss": self._last_loss.float(), **host_metrics}
-        if isinstance(optimizer, (MegatronOptimizer, ShardedOptimizer)) and optimizer.grad_norm is not None:
-            metrics["grad_norm"] = float(optimizer.grad_norm)
-        if isinstance(optimizer, ShardedOptimizer) and optimizer.loss_scale is not None:
-            metrics["loss_scale"] = optimizer.loss_scale
-        if isinstance(optimizer, MegatronOptimizer):
-            if optimizer.num_zeros_in_grad is not None:
-                metrics["num_zeros_in_grad"] = float(optimizer.num_zeros_in_grad)
-            if optimizer.config.fp16:
-                metrics["loss_scale"] = float(optimizer.mcore_optimizer.get_loss_scale())
+        for name in ("grad_norm", "num_zeros_in_grad", "loss_scale"):  # a torch optimizer has none of them
+            if (value := getattr(optimizer, name, None)) is not None:
+                metrics[name] = float(value)
         if self.megatron_parallel is not None:
             metrics |= report_tracked_losses(self.megatron_parallel.config, microbatches=self._tracked_microbatches)
             self._tracked_microbatches = 0
@@ -810,6 +801,8 @@ class BaseStrategy(DDPStrategy):
         if not self._is_fitting:
             return
         if "random_state" in checkpoint:
+            from nemo2.checkpoint.random_state import load_random_state
+
             load_random_state(checkpoint["random_state"])
         position = checkpoint.get("nemo2")
         if position is not None and self.data_sampler is not None and self.trainer.ckpt_path:
@@ -821,6 +814,8 @@ class BaseStrategy(DDPStrategy):
         Raises:
             CheckpointError: the checkpoint is unreadable or doesn't fit the model.
         """
+        from nemo2.checkpoint.changes import contradictions_of_weights
+
         assert self.restore_config is not None
         path = self.restore_config.checkpoint
         if path is None:

@@ -44,7 +44,8 @@ class LiveSettings:
         if name.startswith("_") or "parallelism" not in self.__dict__:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         if name == "pipeline_dtype":
-            return self.parallelism.pipeline_dtype or _dtype_of(self)
+            dtypes = getattr(self.precision_plugin, "dtype_config", None)
+            return self.parallelism.pipeline_dtype or getattr(dtypes, "pipeline_dtype", None)
         if name in _SIZES:
             return getattr(self.parallelism, name)
         if name in _STORED_AS:
@@ -117,11 +118,6 @@ def _owner(strategy: Any, name: str) -> tuple[Any, str]:
     there."""
     owner, _, attribute = _STORED_AS[name].rpartition(".")
     return (strategy.__dict__[owner] if owner else strategy), attribute
-
-
-def _dtype_of(strategy: Any) -> Any:
-    """The dtype between stages, as the precision plugin sets it. None: the plugin doesn't set it."""
-    return getattr(getattr(strategy.precision_plugin, "dtype_config", None), "pipeline_dtype", None)
 
 
 def _default(cls: type, name: str) -> Any:

@@ -12,7 +12,7 @@ from megatron.core import Timers
 from nemo2.base import ranks
 from nemo2.data.batch_sampler import StepBatchSampler
 from nemo2.errors import RuntimeFault
-from nemo2.mcore.optim.sharded import NONFINITE_ADVICE
+from nemo2.mcore.optim.base import NONFINITE_ADVICE
 
 _log = logging.getLogger(__name__)
 _NONFINITE = re.compile(r"found (?P<what>NaN|Inf) in local grad norm")

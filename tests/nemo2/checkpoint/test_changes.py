@@ -143,7 +143,8 @@ def resuming(tmp_path):
     """The changes that a run finds when it resumes with these data from a checkpoint that the first such run wrote."""
     from types import SimpleNamespace
 
-    from nemo2.checkpoint.changes import changes_since, inputs_of, settings_of
+    from nemo2.checkpoint.changes import changes_since
+    from nemo2.checkpoint.context import inputs_of, settings_of
 
     checkpoint = tmp_path / "step=2"
 

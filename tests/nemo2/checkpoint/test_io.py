@@ -48,14 +48,14 @@ def run(*, max_steps: int = STEPS, callbacks: Any = (), ckpt_path: Any = None, *
 def interrupted_and_resumed(directory: str) -> dict[str, dict[str, Any]]:
     from unittest import mock
 
-    from nemo2.training.strategies import base
+    from nemo2.checkpoint import random_state
 
     runs = {"uninterrupted": run()}
     runs["saving in the background"] = run(callbacks=[keeping(f"{directory}/async")], ckpt_async_save=True)
     runs["resumed from the background save"] = run(ckpt_path=f"{directory}/async/step={STOP}")
     runs["stopped"] = run(max_steps=STOP, callbacks=[keeping(f"{directory}/sync")])
     runs["resumed"] = run(ckpt_path=f"{directory}/sync/step={STOP}")
-    with mock.patch.object(base, "load_random_state"):
+    with mock.patch.object(random_state, "load_random_state"):
         runs["without random state"] = run(ckpt_path=f"{directory}/sync/step={STOP}")
     runs["without optimizer state"] = run(ckpt_path=f"{directory}/sync/step={STOP}", ckpt_load_optimizer=False)
     return runs

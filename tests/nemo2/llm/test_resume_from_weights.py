@@ -57,7 +57,7 @@ def finetune(
 
 
 def runs_of(directory: str, cases: list[tuple[str, str, str]]) -> dict[Any, Any]:
-    from nemo2.checkpoint.tokenizers import tokenizer_identity
+    from nemo2.checkpoint.context import tokenizer_identity
 
     small_runs.quiet()
     paths = {

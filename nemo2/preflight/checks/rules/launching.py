@@ -13,12 +13,6 @@ from nemo2.base.place import usable_cores
 from nemo2.checkpoint.paths import HUGGING_FACE, missing
 from nemo2.errors import ConfigError, Nemo2Error
 from nemo2.mcore.settle.world import devices_problem, nodes_problem, world_of
-from nemo2.preflight.checks.earlier import (
-    directory_to_continue,
-    lacks_a_checkpoint,
-    weights_alone,
-    weights_of_another_shape,
-)
 from nemo2.preflight.checks.facts import Facts, number
 from nemo2.preflight.checks.rule import Topic
 from nemo2.preflight.checks.tokenizers import known_tokenizer, tokenizer_of
@@ -105,6 +99,8 @@ def _log_directory(facts: Facts) -> Iterator[str]:
     for field, directory in directories.items():
         if directory and not _writable(Path(str(directory)).expanduser().absolute()):
             yield f"{field}={directory}: this directory cannot be created or written. Set {field} to a writable directory."
+    from nemo2.preflight.checks.earlier import directory_to_continue
+
     resumes = bool(facts.at("resume.resume_if_exists"))
     directory = None if log is None else directory_to_continue(log, newest=resumes)
     if directory is not None and directory.is_dir() and (link := link_in(directory)) is not None:
@@ -118,6 +114,8 @@ def _checkpoint(facts: Facts) -> Iterator[str]:
 
     Otherwise: The run stops before its first step.
     """
+    from nemo2.preflight.checks.earlier import lacks_a_checkpoint, weights_alone
+
     places = {path: facts.at(path) for path in ("resume.resume_from_path", "resume.restore_config.path")}
     places["strategy.restore_config.path"] = facts.at("trainer.strategy.restore_config.path")
     for name, path in places.items():
@@ -149,6 +147,8 @@ def _released(facts: Facts) -> Iterator[str]:
             continue
         if not path.startswith(HUGGING_FACE):
             if missing(path) is None:
+                from nemo2.preflight.checks.earlier import weights_of_another_shape
+
                 yield from weights_of_another_shape(facts, f"{name}.restore_config.path", path)
             continue
         if not path.startswith(f"{HUGGING_FACE}/"):

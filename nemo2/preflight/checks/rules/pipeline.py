@@ -48,9 +48,9 @@ def _cut_by_number(facts: Facts) -> Iterator[str]:
 
     Otherwise: Megatron-Core ignores the setting and builds stages with other layers than requested.
     """
-    from nemo2.models.hybrid_pattern import uncut_hybrid_problems
-
     if facts.is_hybrid and facts.layout.pp > 1:
+        from nemo2.models.hybrid_pattern import uncut_hybrid_problems
+
         yield from uncut_hybrid_problems(facts.of_strategy)
 
 

@@ -117,10 +117,11 @@ def _pattern(facts: Facts) -> Iterator[str]:
 
     Otherwise: The model raises an error when it is built.
     """
-    from nemo2.models.hybrid_pattern import pattern_problems
-
     layers = facts.of_model("num_layers")
-    yield from pattern_problems(facts.written_config)
+    if facts.is_hybrid:
+        from nemo2.models.hybrid_pattern import pattern_problems
+
+        yield from pattern_problems(facts.written_config)
     names = ["moe_layer_freq", "no_rope_freq", "linear_attention_freq"]
     if facts.of_model("window_size"):  # without one, Megatron-Core doesn't read it
         names.append("window_attn_skip_freq")

@@ -15,8 +15,9 @@ import pytest
 import torch
 
 from nemo2.errors import ConfigError
-from nemo2.mcore.parallel.cuda_graphs import kind_of, modules_of, refuse_hooks
+from nemo2.mcore.parallel.cuda_graphs import kind_of, modules_of
 from nemo2.mcore.parallel.ddp_config import DistributedDataParallelConfig
+from nemo2.mcore.parallel.step_graphs import refuse_hooks
 from support import small_runs
 
 STEPS, WARMUP = 6, 2
@@ -274,7 +275,7 @@ def test_nemos_switches_are_understood(run_on_ranks: Any) -> None:
 
 
 def graphs_of(kind: str, *, stages: int = 1, hooks: tuple[str, ...] = ()) -> Any:
-    from nemo2.mcore.parallel.cuda_graphs import StepGraphs
+    from nemo2.mcore.parallel.step_graphs import StepGraphs
 
     config = SimpleNamespace(cuda_graph_impl=kind, pipeline_model_parallel_size=stages, cuda_graph_warmup_steps=3)
     return StepGraphs([], config, pause_gathers=contextlib.nullcontext, heard_per_microbatch=lambda: list(hooks))

@@ -25,16 +25,16 @@ def train(model: Any = None, *, strategy: dict[str, Any], **config: Any) -> dict
 
 
 def with_and_without(strategy: dict[str, Any]) -> list[dict[str, Any]]:
-    from nemo2.mcore.parallel import megatron_parallel
+    from nemo2.mcore.parallel import schedule_plans
 
     plans: list[Any] = []
-    original = megatron_parallel.schedule_plan
+    original = schedule_plans.schedule_plan
 
     def counted(*args: Any) -> Any:
         plans.append(original(*args))
         return plans[-1]
 
-    megatron_parallel.schedule_plan = counted
+    schedule_plans.schedule_plan = counted
     runs = []
     for config in (
         {},

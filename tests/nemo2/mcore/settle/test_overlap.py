@@ -17,8 +17,9 @@ from nemo2.mcore.parallel import fsdp
 from nemo2.mcore.parallel.ddp_config import DistributedDataParallelConfig, OptimizerConfig
 from nemo2.mcore.parallel.layout import Layout
 from nemo2.mcore.settle import Machine
-from nemo2.mcore.settle.overlap import DEFAULT_BUCKET_SIZE, Decision, leave_one_bucket, overlap
+from nemo2.mcore.settle.overlap import DEFAULT_BUCKET_SIZE, Decision, overlap
 from nemo2.mcore.settle.run_settings import RunSettings
+from nemo2.mcore.settle.settling import leave_one_bucket
 from nemo2.models.llama import LlamaConfig
 from nemo2.training.strategy import MegatronStrategy
 
