@@ -203,17 +203,15 @@ def alone(run_on_ranks: Any, root: Path, names: list[str]) -> dict[str, Any]:
     return run_on_ranks(one_process, 1, str(root), names, timeout=420)[0]
 
 
-def test_every_family_takes_the_tokens_that_transformers_takes(alone: dict[str, Any], names: list[str]) -> None:
+def test_every_family_takes_the_tokens_that_transformers_takes_with_a_cache_and_without(
+    alone: dict[str, Any], names: list[str]
+) -> None:
     for name in names:
         for same, apart in alone[name]["apart"]:
             assert same, name
             assert apart <= 1e-5, name
         for theirs, (ours, _) in zip(alone[name]["written"], alone[name]["answers"], strict=True):
             assert len(theirs) >= NEW - max(LENGTHS) and theirs == ours[: len(theirs)], name
-
-
-def test_every_family_takes_the_same_tokens_without_a_cache(alone: dict[str, Any], names: list[str]) -> None:
-    for name in names:
         assert_same(alone[name]["without"], alone[name]["answers"], name)
 
 
