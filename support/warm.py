@@ -27,7 +27,7 @@ import nemo2.training.run_dir.resumed
 import nemo2.training.strategies.fsdp
 import nemo2.training.strategies.fsdp2
 import nemo2.training.strategy
-import nemo2.training.trainer  # noqa: F401
+import nemo2.training.trainer
 
 
 def _log_once() -> None:
@@ -55,6 +55,8 @@ def _log_once() -> None:
 torch.set_num_threads(1)
 # Each trainer asks which callbacks the installed distributions bring, and Python reads the files of all of them for it.
 registry.entry_points = functools.cache(registry.entry_points)
+# Whoever converts weights asks every family, whose dataclasses take seconds to make.
+nemo2.models.conversion.families.families()
 _log_once()
 gc.collect()
 gc.freeze()  # what is loaded stays: a rank that collects its garbage after a run doesn't look through a million objects

@@ -134,7 +134,9 @@ class GPTConfig(TransformerConfig):
                 raise unknown_name(cls, name)
             cls.__annotations__[name] = fields[name].type
             setattr(cls, name, field(default_factory=partial(list, value)) if isinstance(value, list) else value)
-        dataclass(cls)
+        # The family's own name the same fields: making them anew takes a third of the time that importing a family takes.
+        of_family = cls.__annotations__.keys() <= fields.keys()
+        dataclass(cls, repr=not of_family, eq=not of_family)
 
     def __post_init__(self) -> None:
         own = type(self).__dataclass_fields__["use_transformer_engine_full_layer_spec"].default

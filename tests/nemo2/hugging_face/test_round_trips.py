@@ -97,32 +97,25 @@ def test_a_checkpoint_of_any_layout_is_exported_bit_for_bit(begun: Begun, kind: 
 
 
 @pytest.mark.parametrize("kind", CUTS)
-def test_transformers_loads_what_is_exported_and_computes_the_same(begun: Begun, kind: str, tmp_path: Path) -> None:
+def test_transformers_loads_what_is_exported_and_computes_the_same_and_so_does_what_is_imported_again(
+    begun: Begun, kind: str, tmp_path: Path
+) -> None:
     import transformers
 
     from nemo2.hugging_face.exporting import export_weights
+    from support.released_models import import_release
+    from support.resharding import whole_tensors
 
     made = begun.of(kind)
-    exported = export_weights(made["folder"] / "imported", tmp_path / "out", shard_bytes=60_000)
+    imported = made["folder"] / "imported"
+    exported = export_weights(imported, tmp_path / "out", shard_bytes=60_000)
     assert (exported / "model.safetensors.index.json").is_file()
     model, said = transformers.AutoModelForCausalLM.from_pretrained(
         exported, output_loading_info=True, attn_implementation="eager"
     )
     assert not any(said.values()), said
     assert released_models.first_loss(model.eval()) == made["loss"]
-
-
-@pytest.mark.parametrize("kind", CUTS)
-def test_an_imported_checkpoint_comes_back_from_an_export_of_it_the_same(
-    begun: Begun, kind: str, tmp_path: Path
-) -> None:
-    from nemo2.hugging_face.exporting import export_weights
-    from support.released_models import import_release
-    from support.resharding import whole_tensors
-
-    imported = begun.of(kind)["folder"] / "imported"
-    again = import_release(export_weights(imported, tmp_path / "out"), tmp_path / "again")
-    same(whole_tensors(imported), whole_tensors(again))
+    same(whole_tensors(imported), whole_tensors(import_release(exported, tmp_path / "again")))
 
 
 def test_inspect_finds_an_imported_checkpoint_whole(begun: Begun) -> None:

@@ -104,11 +104,16 @@ def runs(run_on_ranks, tmp_path_factory) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("kind", ["LoRA", "DoRA"])
-def test_checkpoints_hold_what_is_trained_and_name_the_base(runs, kind):
-    base = Path(runs["base"])
+def test_checkpoints_hold_what_is_trained_name_the_base_and_say_the_same_merged_into_it_once(runs, kind):
+    base, found = Path(runs["base"]), runs[kind]["answers"]
     whole = sum(file.stat().st_size for file in (base / "weights").rglob("*") if file.is_file())
     assert runs[kind]["bytes"] < 0.7 * whole
     assert runs[kind]["part_of"] == str(base)
+    assert_same(found["adapter"], found["merged"])
+    assert found["adapter"][0] != found["base"][0]
+    there, twice = runs[kind]["refused"]
+    assert "exists: use" in there
+    assert "does not come from a PEFT run" in twice
 
 
 def test_a_run_goes_on_from_its_adapters_bit_by_bit(runs):
@@ -121,21 +126,7 @@ def assert_same(found: list[tuple[list[int], list[float]]], expected: list[tuple
         assert log_probs == pytest.approx(theirs, abs=1e-5)
 
 
-@pytest.mark.parametrize("kind", ["LoRA", "DoRA"])
-def test_merged_weights_say_what_the_base_says_with_its_adapters(runs, kind):
-    found = runs[kind]["answers"]
-    assert_same(found["adapter"], found["merged"])
-    assert found["adapter"][0] != found["base"][0]
-
-
 def test_adapters_over_their_base_say_it_on_two_ranks_too(run_on_ranks, runs):
     for found in run_on_ranks(in_two_ranks, 2, {kind: runs[kind]["checkpoint"] for kind in ("LoRA", "DoRA")}):
         for kind, told in found.items():
             assert_same(told, runs[kind]["answers"]["merged"])
-
-
-@pytest.mark.parametrize("kind", ["LoRA", "DoRA"])
-def test_merging_over_something_and_merging_what_is_merged_are_refused(runs, kind):
-    there, twice = runs[kind]["refused"]
-    assert "exists: use" in there
-    assert "does not come from a PEFT run" in twice

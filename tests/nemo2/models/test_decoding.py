@@ -155,15 +155,17 @@ def beside(model: Any, prompt: str, answer: tuple[list[int], list[float]]) -> tu
     return logits.argmax(-1).tolist() == answer[0], float((log_probs - torch.tensor(answer[1])).abs().max())
 
 
-def spread(root: str, names: list[str], layout: dict[str, Any]) -> dict[str, Any]:
-    parity.start(**layout)
-    found = {}
-    for place, row in enumerate(ROWS):
-        if row.name not in names:
-            continue
-        released = parity.Released(Path(root) / str(place))
-        if runs_at(released.config(), row, layout):
-            found[row.name] = answers(released.chunk(released.config(**layout)), row, new=FEWER)
+def spread(root: str, names: list[str]) -> dict[str, dict[str, Any]]:
+    """By layout, what each family that is tried there answers."""
+    rows = [(row, parity.Released(Path(root) / str(place))) for place, row in enumerate(ROWS) if row.name in names]
+    found: dict[str, dict[str, Any]] = {}
+    for name, layout in LAYOUTS.items():
+        parity.start(**layout)
+        found[name] = {
+            row.name: answers(released.chunk(released.config(**layout)), row, new=FEWER)
+            for row, released in rows
+            if runs_at(released.config(), row, layout)
+        }
     return found
 
 
@@ -201,30 +203,33 @@ def alone(run_on_ranks: Any, root: Path, names: list[str]) -> dict[str, Any]:
     return run_on_ranks(one_process, 1, str(root), names, timeout=420)[0]
 
 
-def test_every_family_takes_the_tokens_that_transformers_takes(alone: dict[str, Any], names: list[str]) -> None:
+def test_every_family_takes_the_tokens_that_transformers_takes_with_a_cache_and_without(
+    alone: dict[str, Any], names: list[str]
+) -> None:
     for name in names:
         for same, apart in alone[name]["apart"]:
             assert same, name
             assert apart <= 1e-5, name
         for theirs, (ours, _) in zip(alone[name]["written"], alone[name]["answers"], strict=True):
             assert len(theirs) >= NEW - max(LENGTHS) and theirs == ours[: len(theirs)], name
-
-
-def test_every_family_takes_the_same_tokens_without_a_cache(alone: dict[str, Any], names: list[str]) -> None:
-    for name in names:
         assert_same(alone[name]["without"], alone[name]["answers"], name)
+
+
+@pytest.fixture(scope="module")
+def laid_out(run_on_ranks: Any, alone: dict[str, Any], root: Path, names: list[str]) -> list[dict[str, dict[str, Any]]]:
+    return run_on_ranks(spread, 2, str(root), names, timeout=600)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_every_layout_takes_the_same_tokens(
-    run_on_ranks: Any, alone: dict[str, Any], root: Path, names: list[str], layout: str
+    laid_out: list[dict[str, dict[str, Any]]], alone: dict[str, Any], names: list[str], layout: str
 ) -> None:
-    for found in run_on_ranks(spread, 2, str(root), names, LAYOUTS[layout], timeout=300):
-        assert found or SPREAD[0] not in names
-        for name, theirs in found.items():
+    for rank in laid_out:
+        assert rank[layout] or SPREAD[0] not in names
+        for name, theirs in rank[layout].items():
             assert_same(theirs, alone[name]["answers"], name)
-    if layout == "PP 2":
-        assert len(found) == len(names)
+        if layout == "PP 2":
+            assert len(rank[layout]) == len(names)
 
 
 def assert_same(

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """GPTConfig and GPTModel: what the machine changes, the vocabulary, the pipeline's chunks, the micro-batch steps."""
 
+import copy
 import dataclasses
 import logging
 from importlib import import_module
@@ -275,3 +276,12 @@ def test_a_size_is_a_row_of_defaults_and_a_field_that_the_family_lacks_is_refuse
     assert captured_arguments(Qwen3Config8B(num_layers=2)) == {"num_layers": 2}
     with pytest.raises(AttributeError, match="num_layer'.*did you mean 'num_layers'"):
         type("Typo", (Qwen3Config,), {}, num_layer=2)
+
+    class Wider(Qwen3Config8B, num_layers=2):
+        own: int = 1
+
+    for row, field in ((Qwen3Config8B(), "num_layers"), (Wider(), "own")):
+        other = copy.copy(row)
+        assert other == row and f"{field}={getattr(row, field)}" in repr(row)
+        setattr(other, field, 3)
+        assert other != row

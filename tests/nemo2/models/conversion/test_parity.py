@@ -34,33 +34,17 @@ def laid_out(request: pytest.FixtureRequest, run_on_ranks: Any, root: str, alone
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_imported_weights_compute_what_transformers_computes(alone: Any, name: str) -> None:
-    assert isinstance(alone[name], dict), alone[name]
-    assert alone[name]["import"] < 1e-5
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_greedy_tokens_are_transformers(alone: Any, name: str) -> None:
-    ours, theirs = alone[name]["greedy"]
-    assert ours == theirs
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_what_is_exported_is_read_by_transformers_and_computes_the_same(alone: Any, name: str) -> None:
+def test_weights_compute_what_transformers_computes_and_come_back_bit_by_bit(alone: Any, name: str) -> None:
+    """Imported they give its logits and greedy tokens, exported they are read by it, and config.json comes out as it went in."""
     found = alone[name]
+    assert isinstance(found, dict), found
+    assert found["import"] < 1e-5
+    ours, theirs = found["greedy"]
+    assert ours == theirs
     assert found.get("loading", {}) == {}
     assert found.get("export", 0.0) < 1e-5
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_weights_come_back_bit_by_bit(alone: Any, name: str) -> None:
-    assert alone[name]["back"] == []
-    assert alone[name]["again"] == []
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_config_json_comes_out_as_it_went_in(alone: Any, name: str) -> None:
-    release, export = alone[name]["config"]
+    assert (found["back"], found["again"]) == ([], [])
+    release, export = found["config"]
     assert export == release
 
 

@@ -4,7 +4,6 @@
 import math
 import pickle
 
-import pytest
 import torch
 
 from nemo2.llm.fn import openai_gelu, quick_gelu, squared_relu
@@ -28,7 +27,6 @@ def test_activations_are_the_very_functions_that_configurations_use_and_are_comp
         assert uncompiled(getattr(fn, name)) is uncompiled(default), name
 
 
-@pytest.mark.slow
 @torch.compiler.set_stance("force_eager")  # each would be compiled for some seconds
 def test_activations_are_their_formulas():
     for x, relu, tanh, quick in zip(X.tolist(), squared_relu(X), openai_gelu(X), quick_gelu(X), strict=True):
@@ -38,6 +36,7 @@ def test_activations_are_their_formulas():
         assert math.isclose(quick, x / (1 + math.exp(-1.702 * x)), abs_tol=1e-12)
 
 
+@torch.compiler.set_stance("force_eager")
 def test_the_gate_of_an_expert_is_bounded_from_above_only():
     """GPT-OSS, whose gate and linear part are every second column."""
     from transformers.models.gpt_oss.configuration_gpt_oss import GptOssConfig

@@ -27,7 +27,6 @@ TARGETS: dict[str, Any] = {
 CASES = {f"{family}, {kind}": (family, kind) for family in TARGETS for kind in ("LoRA", "DoRA")}
 EXPERTS = {"mixtral", "deepseek with experts"}
 DAILY = ("llama, DoRA", "qwen2, DoRA", "mixtral, DoRA", "deepseek with experts, LoRA")
-each_case = pytest.mark.parametrize("name", nightly.each_case(CASES, DAILY))
 STEPS, RATE = 10, 1e-3
 
 
@@ -142,22 +141,13 @@ def runs(request, run_on_ranks, tmp_path_factory) -> dict[str, Any]:
     return run_on_ranks(all_compared, 1, folder, names, timeout=300)[0]
 
 
-@each_case
-def test_both_compute_the_same(runs, name):
+@pytest.mark.parametrize("name", nightly.each_case(CASES, DAILY))
+def test_outputs_gradients_and_ten_steps_are_the_same(runs, name):
     """In float64 to the last digits, but for a router's probabilities, which Megatron-Core has in fp32. In fp32 the sums of both
     models are rounded in another order, the base's too."""
-    assert runs[name]["in float64"] < (1e-6 if EXPERTS & {name.partition(",")[0]} else 1e-12)
-    assert runs[name]["in fp32"] < 3e-6
-
-
-@each_case
-def test_gradients_of_all_that_is_trained_are_the_same(runs, name):
-    found = runs[name]["gradients"]
-    assert found and max(found.values()) < 1e-4, found
-
-
-@each_case
-def test_ten_steps_are_the_same(runs, name):
     found = runs[name]
+    assert found["in float64"] < (1e-6 if EXPERTS & {name.partition(",")[0]} else 1e-12)
+    assert found["in fp32"] < 3e-6
+    assert found["gradients"] and max(found["gradients"].values()) < 1e-4, found["gradients"]
     assert len(set(found["ours"])) == STEPS
     assert found["ours"] == pytest.approx(found["theirs"], rel=1e-5)

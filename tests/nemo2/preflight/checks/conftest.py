@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rules are tested as on a machine without optional packages; each example is looked at once."""
-
-from collections.abc import Callable
-from typing import Any
+"""The rules are tested as on a machine without optional packages."""
 
 import pytest
 
@@ -18,18 +15,3 @@ def plain_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (extras, parts):
         monkeypatch.setattr(module, "has", lambda name: name not in optional and find(name))
     monkeypatch.setattr(extras, "have_te", lambda: False)
-
-
-@pytest.fixture(scope="session")
-def problems_once() -> Callable[[Any], list[Any]]:
-    """`problems_of`, remembered: the page needs what the rules' own tests need."""
-    from support.rule_cases import problems_of
-
-    seen: dict[str, list[Any]] = {}
-
-    def problems(case: Any) -> list[Any]:
-        if repr(case) not in seen:
-            seen[repr(case)] = problems_of(case)
-        return seen[repr(case)]
-
-    return problems

@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every rule from both sides: the recipe that breaks it is refused, the nearest one is not, and Megatron-Core agrees."""
+"""Every rule from both sides: the recipe that breaks it is refused, the nearest one is not, and Megatron-Core agrees.
+docs/checks.md says the same."""
 
 import re
 import unittest.mock
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import fiddle as fdl
@@ -14,15 +17,31 @@ from nemo2.preflight.checks import RULES, TOPICS
 from nemo2.preflight.checks.find import check_parts
 from support.megatron_verdict import verdicts
 from support.nightly import each_case, requested
-from support.rule_cases import Case, Example, recipe_of
+from support.rule_cases import Case, Example, problems_of, recipe_of
 from support.rule_examples import EXAMPLES
+from tools import checks_page
 
 RULE = {rule.name: rule for rule in RULES}
 FROM_PYTHON = [one for one in EXAMPLES if not one.broken.here and one.broken.devices is None]
 FIRST = {one.rule: one for one in reversed(EXAMPLES)}
 REFUSED = [FIRST[name] for name, rule in RULE.items() if rule.megatron_refuses]
 """The first example of each rule that stands for a refusal by Megatron-Core. The others may have consequences of their own."""
+WORDS_OF_THE_VERSION = ("optimizer-is-known", "megatron-core-agrees")
+"""Rules whose messages quote the installed Megatron-Core."""
 each_example = pytest.mark.parametrize("example", EXAMPLES, ids=lambda one: one.rule)
+
+
+@pytest.fixture(scope="module")
+def problems_once() -> Callable[[Case], list[Any]]:
+    """`problems_of`, remembered: the page needs what the rules' own tests need."""
+    seen: dict[str, list[Any]] = {}
+
+    def problems(case: Case) -> list[Any]:
+        if repr(case) not in seen:
+            seen[repr(case)] = problems_of(case)
+        return seen[repr(case)]
+
+    return problems
 
 
 @pytest.fixture(scope="module")
@@ -103,3 +122,24 @@ def test_each_rule_has_a_name_of_its_own_a_sentence_and_examples() -> None:
 
 def test_the_two_recipes_of_an_example_differ() -> None:
     assert [one.rule for one in EXAMPLES if one.broken == one.mended] == []
+
+
+def test_the_page_is_written_from_the_rules(problems_once: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checks_page, "problems_of", problems_once)
+    page = Path(__file__).parents[4] / "docs" / "checks.md"
+    written, made = sections(page.read_text()), sections(checks_page.page())
+    assert list(written) == list(made)
+    for name, text in made.items():
+        unused = name in RULE and not RULE[name].in_force()
+        assert unused or written[name] == text, f"{name}: run python -m tools.checks_page > docs/checks.md"
+    assert RULE.keys() <= made.keys()
+
+
+def sections(text: str) -> dict[str, str]:
+    """The parts of the page by their headings; without what Megatron-Core says in its own words."""
+    parts = re.split(r"^#+ (.+)$", text, flags=re.MULTILINE)
+    named = dict(zip(parts[1::2], parts[2::2], strict=True))
+    return {
+        name: re.sub(r"^> .*$", "", part, flags=re.MULTILINE) if name in WORDS_OF_THE_VERSION else part
+        for name, part in named.items()
+    }

@@ -58,9 +58,10 @@ def ends(pid: int, *, within: float) -> bool:
     return False
 
 
-def test_a_signal_to_torchrun_itself_reaches_the_rank_or_the_rank_notices(tmp_path):
+def test_a_signal_to_torchrun_itself_reaches_the_rank_or_the_rank_notices(tmp_path, warm_commands):
     """The table of signals in docs/checkpoints.md: SIGTERM, SIGHUP and SIGINT are handed on, SIGUSR1 and SIGKILL end torchrun.
-    What a rank makes of SIGHUP and SIGINT, `PreemptionCallback` hears; here it takes all for one."""
+    What a rank makes of SIGHUP and SIGINT, `PreemptionCallback` hears; here it takes all for one. Its own interpreter makes it a
+    child of torchrun, which a fork of the server of commands isn't."""
     rank = tmp_path / "rank.py"
     rank.write_text(
         RANK.replace(
@@ -70,16 +71,10 @@ def test_a_signal_to_torchrun_itself_reaches_the_rank_or_the_rank_notices(tmp_pa
     runs = {}
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGUSR1, signal.SIGKILL):
         file = tmp_path / number.name
-        line = [
-            "-m",
-            "torch.distributed.run",
-            "--nproc-per-node=1",
-            "--rdzv-endpoint=localhost:0",
-            "--rdzv-backend=c10d",
-        ]
+        line = ["torchrun", "--nproc-per-node=1", "--rdzv-endpoint=localhost:0", "--rdzv-backend=c10d", "--no-python"]
         runs[number, file] = subprocess.Popen(
-            [sys.executable, *line, str(rank), "saves", str(file)],
-            stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, start_new_session=True,
+            [*line, sys.executable, str(rank), "saves", str(file)],
+            env=os.environ | warm_commands, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, start_new_session=True,
         )  # fmt: skip
     pids = [int(torchrun.stdout.readline()) for torchrun in runs.values() if torchrun.stdout is not None]
     time.sleep(0.3)

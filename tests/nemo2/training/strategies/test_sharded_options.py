@@ -185,14 +185,11 @@ def test_tensors_are_cut_by_the_users_plan_and_by_none_where_there_is_none(found
 
 
 @pytest.mark.parametrize("kind", SAME)
-def test_the_users_objects_are_used(found: dict[str, Any], kind: str) -> None:
-    """cluster_environment, checkpoint_io, parallel_devices and data_sampler."""
+def test_the_users_objects_are_used_and_progress_is_ours_at_the_interval_or_lightnings(
+    found: dict[str, Any], kind: str
+) -> None:
+    """cluster_environment, checkpoint_io, parallel_devices, data_sampler, progress_interval and replace_progress_bar."""
     assert found[kind]["users"] == [] and found[kind]["users' losses"] == found[kind]["default"]
-
-
-@pytest.mark.parametrize("kind", SAME)
-def test_progress_is_ours_at_the_interval_or_lightnings(found: dict[str, Any], kind: str) -> None:
-    """progress_interval and replace_progress_bar."""
     (ours, every_second), ([theirs], none) = found[kind]["progress"]
     assert (ours, every_second) == (["ProgressPrinter"], 2)
     assert theirs in ("RichProgressBar", "TQDMProgressBar") and none == 0
