@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from nemo2.base.gpus import GIB
 from nemo2.preflight.rehearse.counts import MemoryCount
@@ -277,7 +278,6 @@ def test_what_is_not_counted_is_noted() -> None:
 
 
 def test_a_compiled_activation_keeps_what_torchs_partitioner_keeps() -> None:
-    import torch
     from megatron.core.transformer.utils import gelu_impl
 
     from nemo2.preflight.rehearse.kernels import te_kernels
@@ -294,6 +294,43 @@ def test_a_compiled_activation_keeps_what_torchs_partitioner_keeps() -> None:
     compiled = torch.compile(steps, backend="aot_eager_decomp_partition")
     [patch] = [one for one in te_kernels() if one.target.endswith(":gelu_impl")]
     assert kept(patch.replacement(gelu_impl)) == kept(compiled) == 64 * 32 < kept(steps)
+
+
+@pytest.mark.parametrize(
+    "operation",
+    [
+        lambda x: x * x,
+        lambda x: x.long() * 2,
+        lambda x: x.long() * 2.0,
+        lambda x: x.long() * True,
+        lambda x: x.mT.clone(),
+        lambda x: x.sum(dim=0, keepdim=True),
+        lambda x: x.max(dim=1).indices,
+        lambda x: x.to(dtype=torch.bfloat16),
+        lambda x: x.add_(1),
+        lambda x: x.T.t_(),
+        lambda x: x.set_(torch.empty_like(x)),
+        lambda x: x.resize_(2, 3),
+        lambda x: torch.mul(x, x, out=torch.empty(0, device="meta")),
+        lambda x: torch.ops.aten._unsafe_view(x, [24]),
+        lambda x: x.split(2)[1],
+        lambda x: torch.full((3,), 2.0),
+    ],
+)
+def test_a_remembered_result_is_that_of_torch(operation: Any) -> None:
+    from nemo2.preflight.rehearse.tracker import Tracker
+
+    def result() -> Any:
+        x = torch.empty(4, 6, device="meta")
+        before = x.untyped_storage()._cdata
+        y = operation(x)
+        shares = [y.untyped_storage()._cdata == one for one in (before, x.untyped_storage()._cdata)]
+        values = None if y.is_meta else y.tolist()
+        return y.shape, y.stride(), y.dtype, y.device, y.untyped_storage().nbytes(), shares, values
+
+    expected = result()
+    with Tracker():
+        assert [result(), result()] == [expected, expected]
 
 
 def rehearsed_in_a_notebook() -> bool:
