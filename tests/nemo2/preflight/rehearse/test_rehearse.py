@@ -90,6 +90,10 @@ def rehearse_all() -> dict[str, Any]:
         kind: rehearse(small_recipe(*alone, f"model.config.cross_entropy_fusion_impl={kind}"), gpus="H100x1").to_dict()
         for kind in ("native", "te")
     }
+    results["rotary"] = {
+        fused: rehearse(small_recipe(*alone, f"model.config.apply_rope_fusion={fused}"), gpus="H100x1").to_dict()
+        for fused in (True, False)
+    }
     _, row, _, results["error"] = rehearse_one(("llama_tiny", "H100"))
     results["table"] = table([row], "H100", described(10.0, 2))
     pipelined = on_gpus(small_recipe(*PIPELINE), Machine(count=2))
@@ -152,6 +156,12 @@ def test_the_compiled_loss_takes_what_torchs_allocator_counts_for_it(results: An
     logits = SEQ * MBS * VOCAB * 2
     of = {kind: whole["ranks"][0]["memory"]["logits"] / logits for kind, whole in results["losses"].items()}
     assert of == {"native": pytest.approx(5, rel=0.01), "te": pytest.approx(1, rel=0.01)}
+
+
+def test_rotary_positions_are_counted_as_requested_and_not_as_this_machine_runs_them(results: Any) -> None:
+    fused, unfused = (results["rotary"][fused]["ranks"][0]["memory"] for fused in (True, False))
+    assert fused["activations"]["attention"] < unfused["activations"]["attention"]
+    assert fused["total"] < unfused["total"]
 
 
 def test_arithmetic_is_that_of_the_models_matrices(results: Any) -> None:
