@@ -38,6 +38,7 @@ from nemo2.base.backend import cpu_patches
 from nemo2.base.backend.extras import OLDEST_TE
 from nemo2.base.backend.patching import Patch
 from nemo2.base.backend.te_stub import FusedAdam
+from nemo2.config.provenance import record_of
 from nemo2.preflight.rehearse import tracker as tracking
 
 # Letters as in `nemo2.models.layers.attention`: S and T tokens, B micro-batch, N heads, G groups of keys, D and E widths.
@@ -78,8 +79,8 @@ def _apply(run: Callable[..., Any], *tensors: Any, back: Optional[Callable[[], N
 
 def _requested(config: Any, name: str) -> Any:
     """The requested value in a model's configuration, before this machine's backend changed it."""
-    adjustment = getattr(config, "adjustments", {}).get(name)
-    return getattr(config, name, None) if adjustment is None else adjustment.asked
+    steps = record_of(config).steps.get(name)
+    return steps[0].value if steps else getattr(config, name, None)
 
 
 def _like(tensor: Tensor, shape: Sequence[int], dtype: Optional[torch.dtype] = None) -> Tensor:

@@ -6,6 +6,8 @@ backward, messages between ranks, or work in progress. The tracker keeps the sum
 total. It works on meta tensors and on real tensors, so that a rehearsal can be compared with a real run.
 """
 
+import functools
+import operator
 import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
@@ -16,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 STATE, SAVED, MESSAGES, WORK = "state", "saved", "messages", "work"
 Sums = dict[tuple[str, str], int]
@@ -153,11 +156,12 @@ class Tracker(TorchDispatchMode):
 
     # ---------------------------------------------------------------------------------------------- what is computed
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # a rehearsal compiles nothing, and skipping takes a fifth of the time
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        shortcut = _SHORTCUTS.get(func)
-        out: Any = None if shortcut is None or kwargs else shortcut(args)
-        if out is None:
-            out = func(*args, **kwargs) if kwargs else func(*args)
+        out = _compute(func, args, kwargs or {})
         if isinstance(out, Tensor):
             self._record(out)
         elif isinstance(out, (tuple, list)):
@@ -254,27 +258,61 @@ def _unpack(held: Any) -> Tensor:
     return held.tensor if isinstance(held, _Held) else held
 
 
-def _elementwise(args: Any) -> Optional[Tensor]:
-    """The result of a binary operation on two meta tensors of one shape and dtype. None: torch must compute the shape."""
-    a, b = args[0], args[1]
-    if not a.is_meta or not a.is_contiguous():
+def _compute(func: Any, args: Any, kwargs: Any) -> Any:
+    """The result of ``func``. torch computes the shapes of meta tensors in Python, which takes milliseconds, so it does so
+    once for all arguments of one form."""
+    results = _results_of(func)
+    if results is None:
+        return func(*args, **kwargs)
+    form = torch.get_default_dtype(), _form(args), _form(tuple(kwargs.items()))
+    result = results.get(form)
+    if result is not None:
+        return result(args)
+    out = func(*args, **kwargs)
+    if form not in results:
+        results[form] = _repeated(args, kwargs, out) if _form(args) == form[1] else None
+    return out
+
+
+@functools.cache
+def _results_of(func: Any) -> Optional[dict[Any, Optional[Callable[[Any], Any]]]]:
+    """By the form of its arguments: a function from the positional arguments of ``func`` to its result, or None where torch
+    must compute the result. None: torch always must, because ``func`` returns a view, exchanges an argument's storage, or
+    isn't torch's own."""
+    views = [one for one in func._schema.arguments if one.alias_info is not None and not one.alias_info.is_write]
+    return None if views or func.namespace != "aten" or torch.Tag.inplace_view in func.tags else {}
+
+
+def _form(value: Any) -> Any:
+    """What the form of a result can depend on in an argument."""
+    if isinstance(value, Tensor):
+        return value.shape, value.stride(), value.dtype, value.is_meta
+    if isinstance(value, (list, tuple)):
+        return tuple([_form(item) for item in value])
+    return type(value), value  # 1, 1.0 and True are equal
+
+
+def _repeated(args: Any, kwargs: Any, out: Any) -> Optional[Callable[[Any], Any]]:
+    """A function that returns a result like ``out`` for other arguments of the same form. None: values matter, or ``out``
+    is neither an argument nor new."""
+    inputs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+    outs = [*out] if isinstance(out, (list, tuple)) else [] if out is None else [out]
+    if not all(isinstance(one, Tensor) and one.is_meta for one in (*inputs, *outs)):
         return None
-    if isinstance(b, Tensor) and (b.shape != a.shape or b.dtype != a.dtype):
+    for index, argument in enumerate(args):
+        if out is argument:
+            return operator.itemgetter(index)
+    made = [
+        functools.partial(torch.empty_strided, one.shape, one.stride(), dtype=one.dtype, device="meta") for one in outs
+    ]
+    new = {one.untyped_storage()._cdata for one in outs} - {one.untyped_storage()._cdata for one in inputs}
+    sizes = [one.untyped_storage().nbytes() for one in outs]
+    if len(new) < len(outs) or sizes != [make().untyped_storage().nbytes() for make in made]:
         return None
-    return a.new_empty(a.shape) if a.is_floating_point() else None
-
-
-def _in_place(args: Any) -> Optional[Tensor]:
-    return args[0] if args[0].is_meta else None
-
-
-def _matrix_product(args: Any) -> Optional[Tensor]:
-    a, b = args
-    return a.new_empty((a.shape[0], b.shape[1])) if a.is_meta and a.dtype == b.dtype else None
-
-
-def _norm_of(args: Any) -> Optional[Tensor]:
-    return args[0].new_empty(()) if args[0].is_meta and len(args) <= 2 else None
+    if out is None or isinstance(out, Tensor):
+        return lambda args: made[0]() if made else None
+    kind = type(out)  # a closure over `out` would keep its tensors
+    return lambda args: kind([make() for make in made])
 
 
 def _product(a: Tensor, out: Tensor) -> int:
@@ -288,17 +326,6 @@ _FLOPS: dict[Any, tuple[str, Callable[[Any, Any], int]]] = {
     _aten.addmm.default: ("gemm", lambda args, out: _product(args[1], out)),
     _aten.bmm.default: ("batched_gemm", lambda args, out: _product(args[0], out)),
     _aten.baddbmm.default: ("batched_gemm", lambda args, out: _product(args[1], out)),
-}
-# torch computes the shapes of meta tensors in Python, which takes a millisecond per operation. These operations are most of
-# a step.
-_SHORTCUTS: dict[Any, Callable[[Any], Optional[Tensor]]] = {
-    _aten.add.Tensor: _elementwise,
-    _aten.mul.Tensor: _elementwise,
-    _aten.add_.Tensor: _in_place,
-    _aten.mul_.Tensor: _in_place,
-    _aten.normal_.default: _in_place,
-    _aten.mm.default: _matrix_product,
-    _aten.linalg_vector_norm.default: _norm_of,
 }
 if hasattr(_aten, "_grouped_mm"):
     # [tokens, in] x [groups, in, out] → [tokens, out]. The gradient of the weights is [in, tokens] x [tokens, out] →

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from nemo2.base.gpus import GIB
 from nemo2.preflight.rehearse.counts import MemoryCount
@@ -89,6 +90,10 @@ def rehearse_all() -> dict[str, Any]:
         kind: rehearse(small_recipe(*alone, f"model.config.cross_entropy_fusion_impl={kind}"), gpus="H100x1").to_dict()
         for kind in ("native", "te")
     }
+    results["rotary"] = {
+        fused: rehearse(small_recipe(*alone, f"model.config.apply_rope_fusion={fused}"), gpus="H100x1").to_dict()
+        for fused in (True, False)
+    }
     _, row, _, results["error"] = rehearse_one(("llama_tiny", "H100"))
     results["table"] = table([row], "H100", described(10.0, 2))
     pipelined = on_gpus(small_recipe(*PIPELINE), Machine(count=2))
@@ -151,6 +156,12 @@ def test_the_compiled_loss_takes_what_torchs_allocator_counts_for_it(results: An
     logits = SEQ * MBS * VOCAB * 2
     of = {kind: whole["ranks"][0]["memory"]["logits"] / logits for kind, whole in results["losses"].items()}
     assert of == {"native": pytest.approx(5, rel=0.01), "te": pytest.approx(1, rel=0.01)}
+
+
+def test_rotary_positions_are_counted_as_requested_and_not_as_this_machine_runs_them(results: Any) -> None:
+    fused, unfused = (results["rotary"][fused]["ranks"][0]["memory"] for fused in (True, False))
+    assert fused["activations"]["attention"] < unfused["activations"]["attention"]
+    assert fused["total"] < unfused["total"]
 
 
 def test_arithmetic_is_that_of_the_models_matrices(results: Any) -> None:
@@ -277,7 +288,6 @@ def test_what_is_not_counted_is_noted() -> None:
 
 
 def test_a_compiled_activation_keeps_what_torchs_partitioner_keeps() -> None:
-    import torch
     from megatron.core.transformer.utils import gelu_impl
 
     from nemo2.preflight.rehearse.kernels import te_kernels
@@ -294,6 +304,43 @@ def test_a_compiled_activation_keeps_what_torchs_partitioner_keeps() -> None:
     compiled = torch.compile(steps, backend="aot_eager_decomp_partition")
     [patch] = [one for one in te_kernels() if one.target.endswith(":gelu_impl")]
     assert kept(patch.replacement(gelu_impl)) == kept(compiled) == 64 * 32 < kept(steps)
+
+
+@pytest.mark.parametrize(
+    "operation",
+    [
+        lambda x: x * x,
+        lambda x: x.long() * 2,
+        lambda x: x.long() * 2.0,
+        lambda x: x.long() * True,
+        lambda x: x.mT.clone(),
+        lambda x: x.sum(dim=0, keepdim=True),
+        lambda x: x.max(dim=1).indices,
+        lambda x: x.to(dtype=torch.bfloat16),
+        lambda x: x.add_(1),
+        lambda x: x.T.t_(),
+        lambda x: x.set_(torch.empty_like(x)),
+        lambda x: x.resize_(2, 3),
+        lambda x: torch.mul(x, x, out=torch.empty(0, device="meta")),
+        lambda x: torch.ops.aten._unsafe_view(x, [24]),
+        lambda x: x.split(2)[1],
+        lambda x: torch.full((3,), 2.0),
+    ],
+)
+def test_a_remembered_result_is_that_of_torch(operation: Any) -> None:
+    from nemo2.preflight.rehearse.tracker import Tracker
+
+    def result() -> Any:
+        x = torch.empty(4, 6, device="meta")
+        before = x.untyped_storage()._cdata
+        y = operation(x)
+        shares = [y.untyped_storage()._cdata == one for one in (before, x.untyped_storage()._cdata)]
+        values = None if y.is_meta else y.tolist()
+        return y.shape, y.stride(), y.dtype, y.device, y.untyped_storage().nbytes(), shares, values
+
+    expected = result()
+    with Tracker():
+        assert [result(), result()] == [expected, expected]
 
 
 def rehearsed_in_a_notebook() -> bool:
