@@ -345,7 +345,8 @@ def settings(folder: Path, repository: str, path: str, key: str) -> dict[str, An
     source = text(folder, repository, path)
     if repository in ("mlc-ai/mlc-llm", "IMvision12/KerasFormers"):
         table = next(node.value for node in ast.parse(source).body if isinstance(node, (ast.Assign, ast.AnnAssign)))
-        return ast.literal_eval(table or ast.Constant({}))[key]
+        assert table is not None
+        return ast.literal_eval(table)[key]
     if repository == "Lightning-AI/litgpt":
         for node in ast.walk(ast.parse(source)):
             if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "dict":
