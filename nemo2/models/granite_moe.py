@@ -26,7 +26,7 @@ class GraniteMoEConfig(GroupedExperts, GraniteConfig):
 
     seq_length: int = 4096
     rotary_base: int = 10_000
-    vocab_size: Optional[int] = 49155
+    layernorm_epsilon: float = 1e-6
     logits_scaling: float = 6.0
     ffn_hidden_size: Optional[int] = 512
     num_moe_experts: Optional[int] = 32

@@ -62,11 +62,9 @@ class CodeLlamaConfig34B(
     """33.7 B parameters with the 32,000-token vocabulary; grouped-query attention."""
 
 
-@configurable
-@dataclass
-class CodeLlamaConfig70B(Llama2Config70B):
-    """68.98 B parameters with the 32,016-token vocabulary. Rotary base and sequence length are Llama 2's, as in the Python and
-    Instruct releases; CodeLlama-70b-hf has 1,000,000 and 16,384 (meta-llama/codellama, issue 188)."""
+class CodeLlamaConfig70B(Llama2Config70B, rotary_base=1_000_000, seq_length=16384):
+    """68.98 B parameters with the 32,016-token vocabulary. The Python and Instruct releases have Llama 2's rotary base and
+    sequence length, 10,000 and 4,096 (meta-llama/codellama, issue 188)."""
 
 
 # Llama 3 and 3.1: arXiv:2407.21783, table 3; vocabulary 128,256; rotary base 500,000.

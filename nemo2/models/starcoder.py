@@ -23,7 +23,7 @@ from nemo2.models.gpt3 import WITHOUT_PREFIX, conv_fields, conv_rows, gelu_in, g
 class StarcoderConfig(GPTConfig):
     """StarCoder: learned positions, one key-value head for all queries."""
 
-    # With the fusion below, Megatron-Core computes the tanh approximation, as the released models do.
+    # With the fusion below, Megatron-Core computes the tanh approximation, as bigcode/tiny_starcoder_py does.
     activation_func: Callable = F.gelu
     seq_length: int = 8192
     position_embedding_type: Literal["learned_absolute", "rope", "none"] = "learned_absolute"
@@ -45,8 +45,9 @@ class StarcoderConfig15B(
     ffn_hidden_size=24576,
     num_attention_heads=48,
     init_method_std=0.02,
+    bias_activation_fusion=False,
 ):
-    """15.5 B parameters with the 49,152-token vocabulary, the embedding counted once (tied)."""
+    """15.5 B parameters with the 49,152-token vocabulary, the embedding counted once (tied). Its GELU is exact."""
 
 
 @configurable

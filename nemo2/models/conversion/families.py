@@ -13,6 +13,8 @@ from nemo2.mcore.parallel.norm_names import module_of_key
 from nemo2.models.conversion.nearest import nearest_family, suggested_architecture
 from nemo2.models.conversion.table import Conversion
 
+_LISTED = "docs/hugging_face.md lists the families that have one."
+
 
 @functools.cache
 def families() -> tuple[Conversion, ...]:
@@ -39,10 +41,8 @@ def conversion_of(config: Any, architectures: Sequence[str] = ()) -> Conversion:
         matches = [family for family in families() if kind in family.configs]
         if matches:
             return next((family for family in matches if set(architectures) & set(family.architectures)), matches[0])
-    names = sorted(kind.__name__ for family in families() for kind in family.configs)
     raise ConfigError(
-        f"model.config={type(config).__name__}: nemo2 has no conversion between this model and Hugging Face. Conversions exist "
-        f"for {', '.join(names)} and their subclasses."
+        f"model.config={type(config).__name__}: nemo2 has no conversion between this model and Hugging Face. {_LISTED}"
     )
 
 
@@ -68,7 +68,7 @@ def conversion_for(released: Mapping[str, Any], *, file: str | Path = "config.js
     raise ConfigError(
         f"{file} has architectures={names}, for which nemo2 has no conversion"
         f"{suggested_architecture(names[0], released.get('model_type'), known)} {nearest_family(released, families())} "
-        f"Conversions exist for {', '.join(known)}."
+        f"{_LISTED}"
     )
 
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from nemo2.base.names import did_you_mean
+from nemo2.base.names import did_you_mean, listed, shortened
 from nemo2.errors import ConfigError
 from nemo2.models.conversion.settings import text_config
 from nemo2.models.conversion.table import Conversion
@@ -35,6 +35,8 @@ _SIZE = 8
 _STAND_INS: dict[str, Any] = {"layers_block_type": ["mlp"]}
 """In place of a missing field or of a value that is refused, so that a family reads the other fields too. Others are sizes."""
 _SHOWN = 6
+_MOST_DIFFERENT = 1 / 3
+"""Of the fields of a file with plain layers. Beyond it, a family's layers have little to do with the file's."""
 
 
 class _Fields(dict[str, Any]):
@@ -73,7 +75,7 @@ class _Reading:
 
 
 def nearest_family(released: Mapping[str, Any], families: Sequence[Conversion]) -> str:
-    """A sentence with the nearest family's architecture and what differs."""
+    """A sentence with the nearest family's architecture and what differs, or with the fields that no family has."""
     model_type = str(released.get("model_type"))
     config_json = {
         name: value for name, value in text_config(released).items() if name not in ("model_type", "architectures")
@@ -88,13 +90,19 @@ def nearest_family(released: Mapping[str, Any], families: Sequence[Conversion]) 
         return len(reading.kinds ^ _kinds_in(own)), fields, -alike, len(reading.read - config_json.keys())
 
     with warnings.catch_warnings(action="ignore"):  # of configurations with stand-ins
-        nearest = min((_reading(family, config_json) for family in families), key=distance)
+        readings = [_reading(family, config_json) for family in families]
+    nearest = min(readings, key=distance)
+    apart, fields, *_ = distance(nearest)
+    if apart or (_kinds_in(own) <= {"attention"} and fields > _MOST_DIFFERENT * len(own)):
+        unknown = sorted(own.difference(*(reading.read for reading in readings)))
+        return (
+            f"No family is near: {f'none has {listed(unknown, _SHOWN)}' if unknown else 'none has all of its fields'}."
+        )
     unread = sorted(own - nearest.read - {*nearest.refused})
-    differences = [f"it lacks {one}" for one in sorted(_kinds_in(own) - nearest.kinds)]
-    differences += [f"it lacks the field{'s'[: len(unread) - 1]} {_listed(unread)}"] if unread else []
-    values = [f"{name}={_shortened(config_json[name])}" for name in nearest.refused]
-    differences += [f"it doesn't support {_listed(values)}"] if values else []
-    differences += [f"it needs {_listed(nearest.missing)}"] if nearest.missing else []
+    differences = [f"it lacks the field{'s'[: len(unread) - 1]} {listed(unread, _SHOWN)}"] if unread else []
+    values = [f"{name}={shortened(repr(config_json[name]))}" for name in nearest.refused]
+    differences += [f"it doesn't support {listed(values, _SHOWN)}"] if values else []
+    differences += [f"it needs {listed(nearest.missing, _SHOWN)}"] if nearest.missing else []
     sentence = (
         " and ".join(differences) or "it has all of the fields, so the layers differ where config.json doesn't say so"
     )
@@ -139,13 +147,3 @@ def _kinds_in(names: set[str]) -> set[str]:
 
 def _stem(architecture: str) -> str:
     return architecture.partition("For")[0].lower()
-
-
-def _listed(names: Sequence[str]) -> str:
-    rest = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return ", ".join(names[:_SHOWN]) + rest
-
-
-def _shortened(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:76]} ..."

@@ -99,7 +99,7 @@ PUBLISHED: dict[str, dict[str, tuple[int, float]]] = {
     "smollm3": {"SmolLM3Config3B": (128_256, 3_075_098_624)},
     "seed_oss": {"SeedOSSConfig36B": (155_136, 36.15e9)},
     "granite": {"Granite3Config2B": (49_152, 2.53e9), "Granite3Config8B": (49_152, 8.17e9)},
-    "granite_moe": {"Granite3Config1B_A400M": (49_155, 1.334e9), "Granite3Config3B_A800M": (49_155, 3.30e9)},
+    "granite_moe": {"Granite3Config1B_A400M": (49_152, 1.334e9), "Granite3Config3B_A800M": (49_152, 3.30e9)},
     "cohere": {
         "CommandRConfig35B": (256_000, 34_980_831_232),
         "CommandRConfig32B": (256_000, 32.3e9),
