@@ -76,7 +76,7 @@ class _AnyTensorProperties:
     writer's tensor, in torch 2.15); torch 2.13 fails on the longer one and needs nothing of the rest."""
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
-        self.__class__ = TensorProperties
+        object.__setattr__(self, "__class__", TensorProperties)
         self.__setstate__(state[: len(fields(TensorProperties))])
 
 
