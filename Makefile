@@ -142,8 +142,8 @@ parity: $(READY) ## train every layout against one process (docs/parity.md); a c
 parity-quick: $(READY) ## the few of these layouts that the tests run too
 	@$(BIN)/python -m tests.long.parity --quick
 
-rehearse: $(READY) ## check and rehearse every recipe, of fine-tuning too, at its declared scale, in nine minutes of two cores (docs/rehearse.md)
-	@$(BIN)/python tools/rehearse_recipes.py --limit 760
+rehearse: $(READY) ## check and rehearse every recipe, of fine-tuning too, at its declared scale, in six minutes of two cores (docs/rehearse.md)
+	@$(BIN)/python tools/rehearse_recipes.py --limit 500
 
 sweep: $(READY) ## thousands of random layouts: the rules against Megatron-Core
 	@$(BIN)/python -m tests.long.random_layouts

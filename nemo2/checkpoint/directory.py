@@ -99,6 +99,12 @@ def ckpt_to_dir(filepath: os.PathLike | str) -> Path:
     return path.with_suffix("") if path.suffix == ".ckpt" else path
 
 
+def ckpt_to_context_subdir(filepath: os.PathLike | str) -> Path:
+    """The folder of a checkpoint that describes its model, under NeMo's name."""
+    path = ckpt_to_dir(filepath)
+    return path if path.name == CONTEXT_PATH else path / CONTEXT_PATH
+
+
 def temporary_name(target: Path, attempt: Optional[str] = None) -> Path:
     """The directory in which ``target`` is written until it is complete. Every rank must use the same ``attempt``."""
     return target.with_name(f"{_TEMPORARY}{attempt or uuid.uuid4().hex[:8]}-{target.name}")

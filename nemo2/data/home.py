@@ -8,6 +8,18 @@ The variables are NeMo 2.0's, so that one setting moves the caches of both: ``$N
 import os
 from pathlib import Path
 
+__all__ = [
+    "DEFAULT_NEMO_CACHE_HOME",
+    "DEFAULT_NEMO_DATASETS_CACHE",
+    "DEFAULT_NEMO_MODELS_CACHE",
+    "NEMO_CACHE_HOME",
+    "NEMO_DATASETS_CACHE",
+    "NEMO_MODELS_CACHE",
+    "datasets_home",
+    "models_home",
+    "nemo_home",
+]
+
 _HOME = "~/.cache/nemo2"
 
 

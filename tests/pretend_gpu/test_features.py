@@ -162,15 +162,25 @@ def test_shards_in_host_memory_change_no_number(run, tmp_path, kind, offloading)
     assert offloaded["losses"] == pytest.approx(plain["losses"], rel=1e-6)
 
 
-@pytest.mark.parametrize("fraction", [0.5, 1.0])
-def test_a_run_with_its_optimizer_in_host_memory_goes_on_from_its_checkpoint(run, tmp_path, fraction):
-    settings = (
-        "optimizer_cpu_offload=True",
-        "use_precision_aware_optimizer=True",
-        f"optimizer_offload_fraction={fraction}",
-    )
-    overrides = [*ONE, "trainer.devices=1", *(f"optim.config.{setting}" for setting in settings)]
-    whole = run(runs.train, 1, str(tmp_path / "whole"), NAME, steps=4, overrides=overrides, save=False)["losses"]
+IN_HOST_MEMORY = ["optim.config.optimizer_cpu_offload=True", "optim.config.use_precision_aware_optimizer=True"]
+REMAINDERS = ["optim.config.use_precision_aware_optimizer=True"]
+"""Transformer Engine's Adam keeps of a main parameter what the parameter lacks."""
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        [*IN_HOST_MEMORY, "optim.config.optimizer_offload_fraction=0.5"],
+        [*IN_HOST_MEMORY, "optim.config.optimizer_offload_fraction=1.0"],
+        *([REMAINDERS, [*REMAINDERS, "strategy.ckpt_parallel_save_optim=False"]] if have_te() else []),
+    ],
+)
+def test_a_run_with_its_own_form_of_optimizer_state_goes_on_from_its_checkpoint(run, tmp_path, settings):
+    devices = 1 if settings[0] in IN_HOST_MEMORY[:1] else 2
+    overrides = [*ONE, f"trainer.devices={devices}", *settings]
+    whole = run(runs.train, devices, str(tmp_path / "whole"), NAME, steps=4, overrides=overrides, save=False)["losses"]
     saving = [*overrides, "log.ckpt.save_optim_on_train_end=True"]
-    first, rest = (run(runs.train, 1, str(tmp_path), NAME, steps=steps, overrides=saving)["losses"] for steps in (2, 4))
+    first, rest = (
+        run(runs.train, devices, str(tmp_path), NAME, steps=steps, overrides=saving)["losses"] for steps in (2, 4)
+    )
     assert [*first, *rest] == pytest.approx(whole, rel=1e-6)

@@ -292,7 +292,8 @@ def _store_whole_main_params(part: Any) -> None:
 
     def write_whole(param: Parameter, tensors: dict[str, Any]) -> None:
         shard = shard_of(param)
-        if getattr(part.optimizer, "store_param_remainders", False) and shard.dtype == torch.bfloat16:
+        keeps_remainders = getattr(part.optimizer, "store_param_remainders", False) and shard.dtype == torch.bfloat16
+        if keeps_remainders and tensors["param"].dtype == torch.float32:
             rounded, remainders = split_main_params(tensors["param"])
             shard.data.copy_(rounded)
             tensors = {**tensors, "param": remainders}

@@ -87,7 +87,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], Formula]] = {
         activation=lambda x: F.relu(x) ** 2, gated=False, layer_norm=True, norm_around_zero=True, rotated=0.5,
     )),
     "starcoder:StarcoderConfig15B": ("StarCoder", {"num_query_groups": 1}, Formula(
-        activation=tanh_gelu, gated=False, layer_norm=True, groups=1, rotary_base=None,
+        activation=F.gelu, gated=False, layer_norm=True, groups=1, rotary_base=None,
     )),
     "starcoder2:Starcoder2Config7B": ("StarCoder 2", {}, Formula(
         activation=tanh_gelu, gated=False, layer_norm=True, rotary_base=lambda layer: 1e6,

@@ -65,7 +65,7 @@ def test_what_has_no_plain_counterpart_is_refused():
     other.moe_token_dispatcher_type = "flex"
     other.multi_latent_attention, other.tensor_model_parallel_size = True, 2
     other.expert_tensor_parallel_size = 2
-    with pytest.raises(ConfigError, match="requires sequence_parallel=True.*\n.*\n.*\n.*flex"):
+    with pytest.raises(ConfigError, match="requires sequence_parallel=True.*\n.*\n.*flex"):
         spec.local_layer_spec(other)
 
 
