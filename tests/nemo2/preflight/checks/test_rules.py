@@ -124,6 +124,7 @@ def test_the_two_recipes_of_an_example_differ() -> None:
     assert [one.rule for one in EXAMPLES if one.broken == one.mended] == []
 
 
+@pytest.mark.slow
 def test_the_page_is_written_from_the_rules(problems_once: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checks_page, "problems_of", problems_once)
     page = Path(__file__).parents[4] / "docs" / "checks.md"
