@@ -25,7 +25,6 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 import fiddle as fdl
 import nemo_run as run
-import yaml
 from fiddle._src import building, casting, history, signatures
 from fiddle._src.experimental import serialization
 
@@ -555,12 +554,6 @@ def _flatten_for_wire(node: Any) -> Any:
     return values, metadata
 
 
-def _represent_as_yaml(dumper: Any, node: Any) -> Any:
-    from nemo2.config.show import plain
-
-    return dumper.represent_data(plain(node))
-
-
 for _cls in (Config, Partial):
     serialization.register_node_traverser(
         _cls,
@@ -568,7 +561,6 @@ for _cls in (Config, Partial):
         unflatten_fn=_cls.__unflatten__,
         path_elements_fn=lambda node: node.__path_elements__(),
     )
-    yaml.SafeDumper.add_representer(_cls, _represent_as_yaml)  # nemo-run saves a readable copy of each task
     for _other in (Config, Partial, run.Config, run.Partial, fdl.Config, fdl.Partial):
         casting.register_supported_cast(_cls, _other)
         casting.register_supported_cast(_other, _cls)
