@@ -6,6 +6,7 @@ import os
 import shutil
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Optional
 
@@ -38,6 +39,7 @@ logger = logging.getLogger(__name__)
 
 
 @configurable
+@dataclass(eq=False)
 class NeMoLogger:
     """Set up the directory, logs, metrics and checkpoint callback of a run.
 
@@ -49,63 +51,45 @@ class NeMoLogger:
     - ``checkpoints/``
 
     See `nemo2.training.run_dir.directory.choose_directory` for the choice of the version.
+
+    Raises:
+        ConfigError: both ``log_local_rank_0_only`` and ``log_global_rank_0_only`` are set.
     """
 
-    def __init__(
-        self,
-        name: str = "default",
-        log_dir: Optional[str] = None,
-        explicit_log_dir: Optional[str] = None,
-        version: Optional[str] = None,
-        use_datetime_version: bool = True,
-        log_local_rank_0_only: bool = False,
-        log_global_rank_0_only: bool = False,
-        files_to_copy: Optional[list[str]] = None,
-        update_logger_directory: bool = True,
-        ckpt: Optional[Checkpoint] = None,
-        tensorboard: Optional[TensorBoardLogger] = None,
-        wandb: Optional[Logger] = None,
-        extra_loggers: Optional[list[Logger]] = None,
-    ) -> None:
-        """
-        Args:
-            name: the run's name, a folder below ``log_dir``.
-            log_dir: the folder of all runs. None: ``./nemo_experiments``.
-            explicit_log_dir: the run directory itself, in place of ``log_dir``, ``name`` and ``version``.
-            version: the folder below ``name``. None: the start time.
-            use_datetime_version: use the start time as the version. False, without a ``version``: the run has no
-                version folder.
-            log_local_rank_0_only: only the first rank of each node writes a log file.
-            log_global_rank_0_only: only rank 0 writes a log file.
-            files_to_copy: files that rank 0 copies into the run directory.
-            update_logger_directory: redirect TensorBoard and W&B loggers into the run directory.
-            ckpt: the checkpoint callback. It replaces the trainer's own. A ``dirpath`` of None becomes ``<run
-                directory>/checkpoints``.
-            tensorboard: a TensorBoard logger, which records the logged metrics under NeMo's tags.
-            wandb: a Weights & Biases logger.
-            extra_loggers: further Lightning loggers. None: no others.
+    name: str = "default"
+    """The run's name, a folder below ``log_dir``."""
+    log_dir: Optional[str] = None
+    """The folder of all runs. None: ``./nemo_experiments``."""
+    explicit_log_dir: Optional[str] = None
+    """The run directory itself, in place of ``log_dir``, ``name`` and ``version``."""
+    version: Optional[str] = None
+    """The folder below ``name``. None: the start time."""
+    use_datetime_version: bool = True
+    """Use the start time as the version. False, without a ``version``: the run has no version folder."""
+    log_local_rank_0_only: bool = False
+    """Only the first rank of each node writes a log file."""
+    log_global_rank_0_only: bool = False
+    """Only rank 0 writes a log file."""
+    files_to_copy: Optional[list[str]] = None
+    """Files that rank 0 copies into the run directory."""
+    update_logger_directory: bool = True
+    """Redirect TensorBoard and W&B loggers into the run directory."""
+    ckpt: Optional[Checkpoint] = None
+    """The checkpoint callback. It replaces the trainer's own. A ``dirpath`` of None becomes ``<run
+    directory>/checkpoints``."""
+    tensorboard: Optional[TensorBoardLogger] = None
+    """A TensorBoard logger, which records the logged metrics under NeMo's tags."""
+    wandb: Optional[Logger] = None
+    """A Weights & Biases logger."""
+    extra_loggers: Optional[list[Logger]] = None
+    """Further Lightning loggers. None: no others."""
 
-        Raises:
-            ConfigError: both ``log_local_rank_0_only`` and ``log_global_rank_0_only`` are set.
-        """
-        if log_local_rank_0_only and log_global_rank_0_only:
+    def __post_init__(self) -> None:
+        if self.log_local_rank_0_only and self.log_global_rank_0_only:
             raise ConfigError(
                 "log.log_local_rank_0_only and log.log_global_rank_0_only are both True; set one of them, or neither "
                 "to have a log file for every rank."
             )
-        self.name = name
-        self.log_dir = log_dir
-        self.explicit_log_dir = explicit_log_dir
-        self.version = version
-        self.use_datetime_version = use_datetime_version
-        self.log_local_rank_0_only = log_local_rank_0_only
-        self.log_global_rank_0_only = log_global_rank_0_only
-        self.files_to_copy = files_to_copy
-        self.update_logger_directory = update_logger_directory
-        self.ckpt = ckpt
-        self.tensorboard = tensorboard
-        self.wandb = wandb
-        self.extra_loggers = list(extra_loggers or [])
 
     def setup(
         self,
@@ -195,7 +179,7 @@ class NeMoLogger:
         )
 
     def _install_loggers(self, directory: RunDirectory, trainer: Any) -> JSONLLogger:
-        requested = [item for item in (self.tensorboard, self.wandb, *self.extra_loggers) if item is not None]
+        requested = [item for item in (self.tensorboard, self.wandb, *(self.extra_loggers or ())) if item is not None]
         existing = [
             item
             for item in trainer.loggers
