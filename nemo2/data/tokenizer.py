@@ -534,10 +534,11 @@ def _ids_below(vocabulary: Mapping[str, int]) -> int:
 def identity_of(tokenizer: Tokenizer) -> dict[str, Any]:
     """The identity of any tokenizer: two tokenizers with the same identity give the same ids.
 
-    Its own identifiers; for a fast Hugging Face tokenizer, also a hash of its whole state, such as merges and splitting
-    rules.
+    Its own identifiers and the ids that begin and end a text; for a fast Hugging Face tokenizer, also a hash of its whole
+    state, such as merges and splitting rules.
     """
     identity = dict(getattr(tokenizer, "unique_identifiers", None) or _identity_by_ids(tokenizer))
+    identity |= {name: getattr(tokenizer, name, None) for name in ("bos_id", "eos_id")}
     backend = getattr(getattr(tokenizer, "tokenizer", None), "backend_tokenizer", None)
     if backend is not None:
         identity["pipeline"] = hashlib.sha256(backend.to_str().encode("utf-8", "surrogatepass")).hexdigest()
