@@ -160,8 +160,9 @@ class Tokenizer(ABC):
 
     @property
     def pad(self) -> int:
-        """`pad_id`, or -1 without one. No document contains -1, so Megatron's datasets mask no token by mistake."""
-        return -1 if self.pad_id is None else self.pad_id
+        """-1, whatever `pad_id` is. Megatron's datasets leave this token out of the loss and replace it by 0, but documents
+        have no padding, and a corpus may end them with `pad_id`: Qwen's "<|endoftext|>" is both."""
+        return -1
 
     @property
     def padded_vocab_size(self) -> int:

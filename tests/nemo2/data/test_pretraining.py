@@ -13,7 +13,7 @@ from megatron.core.datasets.indexed_dataset import IndexedDataset
 
 from nemo2.data.megatron_datasets import TokenReader
 from nemo2.data.pretraining import PreTrainingDataModule
-from nemo2.data.tokenizer import ByteTokenizer, NullTokenizer
+from nemo2.data.tokenizer import BPETokenizer, ByteTokenizer, NullTokenizer
 from nemo2.errors import ConfigError, DataError
 from support.small_corpora import SEQ, VOCAB, corpus, datasets, first_samples, module, trainer
 
@@ -189,6 +189,23 @@ def test_a_corpus_made_with_another_tokenizer_is_refused(tmp_path):
     prepare_data(tmp_path / "t.txt", tmp_path / "d", other, overwrite=True)
     with pytest.raises(DataError, match="was prepared with another tokenizer"):
         module(tmp_path / "d", tokenizer=one, split="1").setup("fit")
+    ends_otherwise = {"tokenizer": BPETokenizer(tmp_path / "other.json", eos_token="<pad>"), "split": "1"}
+    module(tmp_path / "d", **ends_otherwise).setup("fit")
+    with pytest.raises(DataError, match="data.eod_mask_loss=True would find no end of a document.* token 0.* token 1"):
+        module(tmp_path / "d", eod_mask_loss=True, **ends_otherwise).setup("fit")
+
+
+def test_the_token_that_pads_is_trained_on_where_it_ends_documents(tmp_path):
+    """As "<|endoftext|>" of a chat model's tokenizer does in a corpus."""
+
+    class Pads(NullTokenizer):
+        pad_id = 7  # pyright: ignore[reportAssignmentType]
+
+    prefix = corpus(tmp_path / "a", end=7)
+    padded, plain = (
+        datasets(module(prefix, split="1", tokenizer=one(VOCAB)), "fit")["train"] for one in (Pads, NullTokenizer)
+    )
+    assert same(padded, plain) and any((padded[i]["labels"] == 7).any() for i in range(len(padded)))
 
 
 @pytest.mark.timeout(60)
