@@ -2,6 +2,7 @@
 """``nemo2 import`` and ``nemo2 export``: convert between released weights, adapters and checkpoints."""
 
 import contextlib
+import shlex
 import tempfile
 from pathlib import Path
 from typing import Annotated, Any, Literal, Optional
@@ -54,10 +55,11 @@ def import_weights(
     from nemo2.hugging_face.checkpoint import Checkpoint as Opened
 
     target = import_ckpt(_model(recipe), source, output, overwrite=overwrite, dtype=_dtype(dtype), base_model=base)
+    there = shlex.quote(str(target))
     if Opened.open(target).base is not None:
-        then = f"nemo2 generate {target} --prompt ...\n  nemo2 export {target} --merge --output FOLDER"
+        then = f"nemo2 generate {there} --prompt ...\n  nemo2 export {there} --merge --output FOLDER"
     else:
-        then = f"nemo2 pretrain RECIPE resume.restore_config.path={target}  # start from its weights"
+        then = f"nemo2 pretrain RECIPE resume.restore_config.path={there}  # start from its weights"
     return Result({"path": str(target)}, f"{target}\nnext:\n  {then}")
 
 
@@ -92,7 +94,8 @@ def export_weights(
     if to == "checkpoint":
         refuse_all_but("checkpoint", "output", "merge", "to", "overwrite", "as_json", why="with --to checkpoint")
         target = merge_lora(str(folder), output, overwrite=overwrite)
-        text = f"{target}\nnext:\n  nemo2 generate {target} --prompt ...\n  nemo2 export {target} --output FOLDER"
+        there = shlex.quote(str(target))
+        text = f"{target}\nnext:\n  nemo2 generate {there} --prompt ...\n  nemo2 export {there} --output FOLDER"
         return Result({"path": str(target)}, text)
     target_dtype = _dtype(dtype)
     with contextlib.ExitStack() as stack:

@@ -43,6 +43,13 @@ _MODEL_ARGUMENTS = (
     "rotary_percent", "rotary_base", "seq_len_interpolation_factor", "scatter_embedding_sequence_parallel",
 )  # fmt: skip
 """The fields that are arguments of Megatron-Core's models under the same name."""
+_WITHOUT_EFFECT = {
+    "Megatron-Core's own Transformer Engine layers are used.": ("use_transformer_engine_full_layer_spec",),
+    "No layer of Megatron-Core reads it.": (
+        "apply_residual_connection_post_layernorm", "moe_per_layer_logging", "moe_token_dropping", "mtp_hybrid_override_pattern",
+    ),
+}  # fmt: skip
+"""Why fields have no effect. Some exist in some versions of Megatron-Core only."""
 
 
 def default_layer_spec(config: "GPTConfig", vp_stage: Optional[int] = None) -> ModuleSpec:
@@ -139,12 +146,10 @@ class GPTConfig(TransformerConfig):
         dataclass(cls, repr=not of_family, eq=not of_family)
 
     def __post_init__(self) -> None:
-        own = type(self).__dataclass_fields__["use_transformer_engine_full_layer_spec"].default
-        warn_without_effect(
-            "Megatron-Core's own Transformer Engine layers are used.",
-            use_transformer_engine_full_layer_spec=(self.use_transformer_engine_full_layer_spec, own),
-        )
         own_sizes = type(self).__dataclass_fields__
+        for why, names in _WITHOUT_EFFECT.items():
+            unread = {name: (getattr(self, name), own_sizes[name].default) for name in names if name in own_sizes}
+            warn_without_effect(why, **unread)
         if not (self.num_layers and (own_sizes["kv_channels"].default or own_sizes["num_attention_heads"].default)):
             self._refuse_missing_sizes()  # Megatron-Core divides by them below
         spell_as_installed(self)
