@@ -98,7 +98,7 @@ def draw(root: Box, title: str) -> Canvas:
     def measure(box: Box, depth: int) -> None:
         columns.extend([0.0] * (depth + 1 - len(columns)))
         columns[depth] = max(columns[depth], _width(box))
-        for child in _children(box):
+        for child in (row.child for row in box.rows if row.child is not None):
             measure(child, depth + 1)
 
     measure(root, 0)
@@ -113,7 +113,7 @@ def draw(root: Box, title: str) -> Canvas:
                 joints[id(row)], end = place(row.child, depth + 1, end)
                 end += _GAP
         end = end - _GAP if joints else end
-        height = _height(box)
+        height = _HEAD + (len(box.rows) * _LINE + 8 if box.rows else 0)
         y = max(top, min((top + end - height) / 2, next(iter(joints.values()), top) - _HEAD / 2)) if joints else top
         x, width = starts[depth], _width(box)
         canvas.rect(x, y, width, height, "card", radius=5, outline="edge")
@@ -165,17 +165,9 @@ def _sizes(node: Any, own: set[str]) -> list[tuple[str, Any]]:
     return [(step, value) for step, value in sizes if isinstance(value, int) and value]
 
 
-def _children(box: Box) -> Iterator[Box]:
-    return (row.child for row in box.rows if row.child is not None)
-
-
 def _width(box: Box) -> float:
     rows = [text_width(row.label) + (18 + text_width(_cut(row.value)) if row.child is None else 0) for row in box.rows]
     return max([text_width(box.title) * 1.25, *(width * 1.04 for width in rows)]) + 2 * _PAD
-
-
-def _height(box: Box) -> float:
-    return _HEAD + (len(box.rows) * _LINE + 8 if box.rows else 0)
 
 
 def _cut(text: str) -> str:
