@@ -49,7 +49,10 @@ def import_weights(
 
     Example: nemo2 import hf:///models/Llama-3.1-8B --output checkpoints/llama
     """
-    _refuse_missing(source)
+    # Before torch is imported.
+    folder = source.removeprefix("hf://") if source.startswith("hf:///") else source
+    if "://" not in folder and not Path(folder).expanduser().is_dir():
+        raise CheckpointError(f"{source}: there is no directory {folder}.")
     refuse_existing(output, overwrite=overwrite)
     from nemo2.hugging_face.api import import_ckpt
     from nemo2.hugging_face.checkpoint import Checkpoint as Opened
@@ -107,13 +110,6 @@ def export_weights(
             folder = merge_lora(str(folder), Path(beside) / "merged")
         target = export_ckpt(folder, "hf", output, overwrite=overwrite, model=_model(recipe), dtype=target_dtype)
     return Result({"path": str(target)}, str(target))
-
-
-def _refuse_missing(path: str) -> None:
-    """Refuse a missing folder before torch is imported."""
-    folder = path.removeprefix("hf://") if path.startswith("hf:///") else path
-    if "://" not in folder and not Path(folder).expanduser().is_dir():
-        raise CheckpointError(f"{path}: there is no directory {folder}.")
 
 
 def _model(recipe: Optional[str]) -> Any:

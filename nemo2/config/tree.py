@@ -20,7 +20,7 @@ import functools
 import os
 import re
 import types
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 import fiddle as fdl
@@ -286,7 +286,13 @@ class Config(_Node, _IsAlsoTarget, run.Config[T], Generic[T]):
             return origin.obj
         built = super().__build__(*args, **kwargs)
         if isinstance(self.__fn_or_cls__, type) and type(built) is self.__fn_or_cls__:
-            note_explicit_fields(built, kwargs, _places(self, kwargs))
+            # From the history, which a recipe read from JSON lacks.
+            places: dict[str, str] = {}
+            for name in kwargs:
+                location = next((entry.location for entry in reversed(self.__argument_history__.get(name, ()))), None)
+                if location is not None and not _MACHINERY.search(location.filename):
+                    places[name] = f"{location.filename}:{location.line_number}"
+            note_explicit_fields(built, kwargs, places)
         return built
 
 
@@ -492,17 +498,6 @@ def _unreadable(node: Any, name: str) -> AttributeError:
             "object first with `fiddle.build(config)`."
         )
     return unknown_name(node.__fn_or_cls__, name)
-
-
-def _places(node: Any, names: Iterable[str]) -> dict[str, str]:
-    """The place where each of these arguments got its value, from the history. A recipe read from JSON has no
-    history."""
-    places: dict[str, str] = {}
-    for name in names:
-        location = next((entry.location for entry in reversed(node.__argument_history__.get(name, ()))), None)
-        if location is not None and not _MACHINERY.search(location.filename):
-            places[name] = f"{location.filename}:{location.line_number}"
-    return places
 
 
 _UNKNOWN = object()

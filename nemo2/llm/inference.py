@@ -115,7 +115,14 @@ def loaded(
     before(model)
     trainer = trainer or single_process_trainer()
     strategy: Any = trainer.strategy
-    _disable_sequence_parallel(strategy, model)
+    # Single tokens can't be split: a model is built without, and so without the buffers in which its communication
+    # would be overlapped. Experts' dispatchers need it; it is switched off in them while tokens are written.
+    if getattr(strategy, "sequence_parallel", False) and model.config.num_moe_experts is None:
+        strategy.sequence_parallel = False
+        _log.info(
+            "Generation produces one token at a time, which strategy.sequence_parallel=True cannot split. Sequence "
+            "parallelism is off here."
+        )
     restore = getattr(strategy, "restore_config", None)
     if not checkpoint.is_nemo2:
         strategy.restore_config = RestoreConfig(path=checkpoint.source)
@@ -157,15 +164,4 @@ def refuse_another_dtype(trainer: pl.Trainer, params_dtype: Optional[torch.dtype
         raise ConfigError(
             f"params_dtype={params_dtype} contradicts the trainer's precision, which makes parameters {own}. Set the "
             "precision on the trainer, and remove params_dtype."
-        )
-
-
-def _disable_sequence_parallel(strategy: Any, model: Any) -> None:
-    """Single tokens can't be split: a model is built without, and so without the buffers in which its communication would be
-    overlapped. Experts' dispatchers need it; it is switched off in them while tokens are written."""
-    if getattr(strategy, "sequence_parallel", False) and model.config.num_moe_experts is None:
-        strategy.sequence_parallel = False
-        _log.info(
-            "Generation produces one token at a time, which strategy.sequence_parallel=True cannot split. Sequence "
-            "parallelism is off here."
         )

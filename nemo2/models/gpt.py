@@ -154,7 +154,10 @@ class GPTConfig(TransformerConfig):
             self._refuse_missing_sizes()  # Megatron-Core divides by them below
         spell_as_installed(self)
         self.activation_func = as_megatron_has_it(self.activation_func)
-        aside = self._without_kernels()
+        # Requested fused kernels that Megatron-Core would look up in this process and that are missing here.
+        # The configuration can't know whether the machine that trains has them.
+        names = () if has("transformer_engine") else ("apply_rope_fusion", "moe_permute_fusion")
+        aside = {name: True for name in names if getattr(self, name, False)}
         # Settling runs this again with the run's fields and machine.
         again, self._made = getattr(self, "_made", False), True
         if not again:
@@ -173,12 +176,6 @@ class GPTConfig(TransformerConfig):
                 f"{type(self).__name__} has no default sizes: set {', '.join(missing)}, or use a class with sizes, such as "
                 "Llama32Config1B."
             )
-
-    def _without_kernels(self) -> dict[str, Any]:
-        """Requested fused kernels that Megatron-Core would look up in this process and that are missing here. The
-        configuration can't know whether the machine that trains has them."""
-        names = () if has("transformer_engine") else ("apply_rope_fusion", "moe_permute_fusion")
-        return {name: True for name in names if getattr(self, name, False)}
 
     def _asked_early(self) -> dict[str, Any]:
         """Settings that depend on values which the strategy and the precision plugin write later: expert and pipeline
@@ -275,13 +272,11 @@ class GPTConfig(TransformerConfig):
 
     def _finish_logits(self, model: Any, tokenizer: Any) -> None:
         """Cap and mask the logits of a chunk with an output layer before anything reads them."""
-        from nemo2.models.layers.vocabulary import mask_padding
+        from nemo2.models.layers.logits import cap_logits, mask_padding
 
         if not hasattr(model, "output_layer"):
             return
         if self.final_logit_softcapping is not None:
-            from nemo2.models.layers.softcap import cap_logits
-
             cap_logits(model.output_layer, self.final_logit_softcapping)
         mask_padding(model.output_layer, self.num_token_ids(tokenizer), model.vocab_size)
 

@@ -17,8 +17,8 @@ from nemo2.models.conversion.settings import Field, decoder_fields, without
 from nemo2.models.decoder import DecoderConfig
 from nemo2.models.gemma import multiply
 from nemo2.models.gpt import GPTModel, default_layer_spec
+from nemo2.models.layers.logits import divide_logits
 from nemo2.models.layers.post_norm import with_multiplier
-from nemo2.models.layers.softcap import divide_logits
 from nemo2.models.layers.spec import exchanged, row_parallel_linears
 
 

@@ -65,7 +65,7 @@ class Domain:
             return False  # torch's sizes have 64 bits, and floats can't represent such numbers
         if math.isnan(value) or (self.kind == "whole" and not isinstance(value, numbers.Integral)):
             return False
-        low, high = _edges(interval)
+        low, high = map(float, interval[1:-1].split(", "))
         number = float(value)
         if number in self.but:
             return False
@@ -105,11 +105,6 @@ class Choice:
     @property
     def words(self) -> str:
         return f"{', '.join(map(repr, self.texts[:-1]))} or {self.texts[-1]!r}"
-
-
-def _edges(interval: str) -> tuple[float, float]:
-    low, high = interval[1:-1].split(", ")
-    return float(low), float(high)
 
 
 def _words(interval: str, *, whole: bool) -> str:
