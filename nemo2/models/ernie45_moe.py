@@ -14,7 +14,7 @@ import torch
 from nemo2.config.capture import configurable
 from nemo2.models.conversion.decoder import decoder_conversion
 from nemo2.models.conversion.experts import rows_with_experts, shared_experts
-from nemo2.models.conversion.pieces import only
+from nemo2.models.conversion.pieces import one
 from nemo2.models.conversion.settings import Config, Field, Translation, decoder_fields, meaning, refusal
 from nemo2.models.conversion.table import Row
 from nemo2.models.decoder import GroupedExperts
@@ -77,7 +77,7 @@ class ERNIE45MoEModel(GPTModel):
 
 
 def _rows(config: ERNIE45MoEConfig) -> list[Row]:
-    further = [Row("mlp.router.expert_bias", only("mlp.moe_statics.e_score_correction_bias"), dtype=torch.float32)]
+    further = [Row("mlp.router.expert_bias", one("mlp.moe_statics.e_score_correction_bias", at=0), dtype=torch.float32)]
     if config.moe_shared_expert_intermediate_size:
         further += shared_experts("mlp.shared_experts.")
     return rows_with_experts(config, further)

@@ -20,7 +20,7 @@ from nemo2.models.conversion.experts import (
     expert_weights,
     experts,
 )
-from nemo2.models.conversion.pieces import one, rows, strided
+from nemo2.models.conversion.pieces import one, strided
 from nemo2.models.conversion.settings import (
     FULL,
     Config,
@@ -143,7 +143,7 @@ def _delta_net(config: Qwen35Config, projection: _Projection) -> list[Row]:
     return [
         *norm(f"{ours}in_proj.layer_norm_", one("input_layernorm.")),
         *(Row(f"{ours}in_proj.weight.{part}", operation) for part, operation in projection(config).items()),
-        *(Row(f"{ours}conv1d.weight.{part}", rows(f"{theirs}conv1d.weight", at)) for part, at in convolved.items()),
+        *(Row(f"{ours}conv1d.weight.{part}", one(f"{theirs}conv1d.weight", at)) for part, at in convolved.items()),
         *(Row(f"{ours}{name}", one(f"{theirs}{name}")) for name in ("A_log", "dt_bias")),
         Row(f"{ours}out_norm.weight", one(f"{theirs}norm.weight")),
         *linear(f"{ours}out_proj.", one(f"{theirs}out_proj.")),
@@ -173,7 +173,7 @@ def _by_key_head(config: Qwen35Config) -> dict[str, Any]:
 def _one_by_one(config: Qwen35Config) -> dict[str, Any]:
     """Qwen 3.5's matrices, the first of which has queries, keys and values one below the other."""
     name, keys = "linear_attn.in_proj_{}.weight", _widths(config)["query"]
-    stacked = {part: rows(name.format("qkv"), at * keys) for at, part in enumerate(("query", "key", "value"))}
+    stacked = {part: one(name.format("qkv"), at * keys) for at, part in enumerate(("query", "key", "value"))}
     return {**stacked, **{part: one(name.format(part[0])) for part in ("z", "beta", "alpha")}}
 
 

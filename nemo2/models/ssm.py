@@ -27,7 +27,7 @@ from nemo2.config.capture import configurable
 from nemo2.errors import ConfigError
 from nemo2.models.conversion.decoder import feed_forward, output_layer
 from nemo2.models.conversion.experts import check_routing
-from nemo2.models.conversion.pieces import one, qkv, rows
+from nemo2.models.conversion.pieces import one, qkv
 from nemo2.models.conversion.settings import Config, Field, decoder_fields, read, refusal, said, without, written
 from nemo2.models.conversion.table import Conversion, Row, linear, norm, under
 from nemo2.models.fused_gradients import fusing_where_possible
@@ -434,9 +434,9 @@ def _mixer(config: SSMConfig) -> list[Row]:
     convolved = {"x": 0, "B": inner, "C": inner + states}
     return [
         *norm("mixer.in_proj.layer_norm_", one("norm.")),
-        *(Row(f"mixer.in_proj.weight.{part}", rows("mixer.in_proj.weight", start)) for part, start in starts.items()),
+        *(Row(f"mixer.in_proj.weight.{part}", one("mixer.in_proj.weight", start)) for part, start in starts.items()),
         *(
-            Row(f"mixer.conv1d.{end}.{part}", rows(f"mixer.conv1d.{end}", start))
+            Row(f"mixer.conv1d.{end}.{part}", one(f"mixer.conv1d.{end}", start))
             for end in ("weight", "bias")
             for part, start in convolved.items()
         ),

@@ -66,6 +66,16 @@ def linear_attention_layers(config: Any) -> list[bool]:
     return list(map(bool, frequency))
 
 
+def expert_layers(config: Any) -> list[bool]:
+    """Which layers have experts, by ``moe_layer_freq``: every n-th from the first on, or a pattern."""
+    layers, frequency = config.num_layers, getattr(config, "moe_layer_freq", 1)
+    if not getattr(config, "num_moe_experts", None):
+        return [False] * layers
+    if isinstance(frequency, int):
+        return [index % frequency == 0 for index in range(layers)]
+    return list(map(bool, frequency))
+
+
 class _Reader:
     """A config, and the parts that its fields describe."""
 
@@ -88,7 +98,7 @@ class _Reader:
         linear = linear_attention_layers(self.config)
         return (
             [self.delta_net() if linear[index] else self.attention(index), self.experts() if expert else self.mlp()]
-            for index, expert in enumerate(self.has_experts())
+            for index, expert in enumerate(expert_layers(self.config))
         )
 
     def predictions(self, last: Sequence[Part]) -> Iterator[Layer]:
@@ -109,14 +119,6 @@ class _Reader:
         for depth, parts in enumerate(depths):
             repeats = depth > 0 and bool(self("mtp_use_repeated_layer", False))
             yield Layer(name=f"mtp.layers.{0 if repeats else depth}", parts=(joined, *parts), repeats=repeats)
-
-    def has_experts(self) -> list[bool]:
-        layers, frequency = self.config.num_layers, self("moe_layer_freq", 1)
-        if not self("num_moe_experts"):
-            return [False] * layers
-        if isinstance(frequency, int):
-            return [index % frequency == 0 for index in range(layers)]
-        return list(map(bool, frequency))
 
     def hybrid(self, kind: str) -> Part:
         """A layer of a hybrid, which has one part."""

@@ -10,8 +10,9 @@ import torch
 
 from nemo2.models.conversion.decoder import attention, decoder, gated_feed_forward
 from nemo2.models.conversion.pieces import cat, one
-from nemo2.models.conversion.settings import Config, Translation, meaning, refusal
+from nemo2.models.conversion.settings import Config, Translation, refusal
 from nemo2.models.conversion.table import Row, linear, norm, under
+from nemo2.models.walker import expert_layers
 
 
 def rows_with_experts(config: Any, further: Sequence[Row] = ()) -> list[Row]:
@@ -44,7 +45,7 @@ def experts(*, stacked: bool = False) -> list[Row]:
 
 def dense_or_experts(config: Any, *, dense: list[Row], experts: list[Row]) -> list[Row]:
     """``dense`` in the layers without experts, and ``experts`` in the layers with them."""
-    flags = meaning(config)["experts_in"]
+    flags = expert_layers(config)
     without_experts = [layer for layer, has_experts in enumerate(flags) if not has_experts]
     with_experts = [layer for layer, has_experts in enumerate(flags) if has_experts]
     return [
@@ -103,7 +104,7 @@ def _layers_with_experts(hf: Config) -> dict[str, Any]:
 
 
 def _dense_layers(own: Any) -> dict[str, Any]:
-    dense = [layer for layer, experts in enumerate(meaning(own)["experts_in"]) if not experts]
+    dense = [layer for layer, experts in enumerate(expert_layers(own)) if not experts]
     return {"decoder_sparse_step": 1, "mlp_only_layers": dense}
 
 
@@ -127,9 +128,9 @@ def dense_then_experts(width: Optional[int] = None, *, default: int = 0) -> Tran
         }
 
     def theirs(own: Any) -> dict[str, Any]:
-        experts_in = meaning(own)["experts_in"] or []
+        experts_in = expert_layers(own)
         return {
-            "first_k_dense_replace": experts_in.index(1) if 1 in experts_in else len(experts_in),
+            "first_k_dense_replace": experts_in.index(True) if any(experts_in) else len(experts_in),
             "n_shared_experts": (own.moe_shared_expert_intermediate_size or 0) // (own.moe_ffn_hidden_size or 1),
         }
 

@@ -6,17 +6,17 @@ A tensor as Megatron-Core stores it (one layer's, one expert's) is a list of `Pi
 and the export separates them, so a table of operations can't differ between the directions.
 
     one(a)                       all of ``a``
+    one(a, start)                the rows of ``a`` from ``start`` on, as many as nemo2's tensor has
     one(a, transposed=True)      ``a`` is stored [in, out], as in GPT-2's Conv1D
     one(a, stacked=True)         ``a`` holds all experts along an additional first axis
     cat(a, b)                    ``a``, then ``b``: gate, then up
     qkv(q, k, v)                 for each query group the rows of its queries, its key and its value; weights and biases
     fused_qkv(a)                 `qkv` of one tensor with all q, then all k, then all v
-    only(a)                      ``a`` has an additional first axis of size 1
+    one(a, at=0)                 ``a`` has an additional first axis of size 1
     every_other(a)               rows 0, 2, 4 ... of ``a``, then rows 1, 3, 5 ...: gate and up interleaved
     gated_qkv(q, k, v)           for each query group its queries, the gates of their outputs, its key and its value, where ``q``
                                  has each head's query and gate one after the other
     strided(a, start, ...)       blocks of rows of ``a`` at equal distances
-    rows(a, start)               the rows of ``a`` from ``start`` on, as many as nemo2's tensor has
     normalised(operation)        rows are scaled to length 1 on import, and exported unchanged
 
 In names the first ``*`` is the number of the layer. The second ``*``, or the only one of a tensor outside layers, is
@@ -93,21 +93,14 @@ class Operation:
         return pieces
 
 
-def one(name: str, *, transposed: bool = False, stacked: bool = False) -> Operation:
-    """All rows of ``name``. With ``stacked``: all rows of the expert's part of it."""
+def one(
+    name: str, start: int = 0, *, transposed: bool = False, stacked: bool = False, at: Optional[int] = None
+) -> Operation:
+    """The rows of ``name`` from ``start`` on. With ``stacked``: of the expert's part of it. ``at``: of this part."""
 
     def cut(names: tuple[str, ...], place: Place) -> tuple[Piece, ...]:
-        at = place.expert if stacked else None
-        return (Piece(name=names[0], start=0, stop=place.rows, transposed=transposed, at=at),)
-
-    return Operation((name,), cut)
-
-
-def only(name: str) -> Operation:
-    """All rows of the only entry of ``name``, whose first axis is of size 1."""
-
-    def cut(names: tuple[str, ...], place: Place) -> tuple[Piece, ...]:
-        return (Piece(name=names[0], start=0, stop=place.rows, at=0),)
+        part = place.expert if stacked else at
+        return (Piece(name=names[0], start=start, stop=start + place.rows, transposed=transposed, at=part),)
 
     return Operation((name,), cut)
 
@@ -175,15 +168,6 @@ def every_other(name: str, *, transposed: bool = False, stacked: bool = False) -
         return tuple(
             Piece(name=names[0], start=first, stop=place.rows, step=2, transposed=transposed, at=at) for first in (0, 1)
         )
-
-    return Operation((name,), cut)
-
-
-def rows(name: str, start: int) -> Operation:
-    """A range of rows of a tensor that several nemo2 tensors share."""
-
-    def cut(names: tuple[str, ...], place: Place) -> tuple[Piece, ...]:
-        return (Piece(name=names[0], start=start, stop=start + place.rows),)
 
     return Operation((name,), cut)
 

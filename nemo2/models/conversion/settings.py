@@ -16,9 +16,11 @@ from dataclasses import dataclass
 from typing import Any, Optional
 
 import torch.nn.functional as F
+from megatron.core.transformer.utils import is_layer_window_attention
 
 from nemo2.base.backend.compilation import as_megatron_has_it
 from nemo2.errors import ConfigError
+from nemo2.models.walker import expert_layers
 
 Config = Mapping[str, Any]
 """The contents of config.json."""
@@ -178,14 +180,9 @@ def size_of(window: Optional[tuple[int, int]]) -> Optional[int]:
 
 def windowed_layers(ours: Any) -> list[bool]:
     """Whether each layer has the window."""
-    skip = getattr(ours, "window_attn_skip_freq", None)
-    if size_of(ours.window_size) is None:
-        return [False] * ours.num_layers
-    if skip is None:
-        return [True] * ours.num_layers
-    if isinstance(skip, int):
-        return [layer % skip != 0 for layer in range(1, ours.num_layers + 1)]
-    return [bool(flag) for flag in skip]
+    window, skip = ours.window_size, getattr(ours, "window_attn_skip_freq", None)
+    windowed = size_of(window) is not None
+    return [windowed and is_layer_window_attention(window, skip, number + 1) for number in range(ours.num_layers)]
 
 
 def layer_types(ours: Any) -> list[str]:
@@ -271,12 +268,11 @@ def meaning(ours: Any) -> dict[str, Any]:
     settings["rotary_base"] = _listed(getattr(ours, "rotary_base", None))
     settings["window"] = [size_of(ours.window_size) if windowed else None for windowed in windowed_layers(ours)]
     settings["softmax_scale"] = round((ours.softmax_scale or ours.kv_channels**-0.5) ** -2, 6)
-    settings["without_positions"] = _flags(
-        getattr(ours, "no_rope_freq", None), ours.num_layers, every=lambda n, k: n % k == k - 1
-    )
-    settings["experts_in"] = _flags(
-        ours.moe_layer_freq if ours.num_moe_experts else None, ours.num_layers, every=lambda n, k: n % k == 0
-    )
+    skipped: Any = getattr(ours, "no_rope_freq", None)
+    if isinstance(skipped, int):
+        skipped = [layer % skipped == skipped - 1 for layer in range(ours.num_layers)]
+    settings["without_positions"] = None if skipped is None else list(map(int, skipped))
+    settings["experts_in"] = list(map(int, expert_layers(ours))) if ours.num_moe_experts else None
     if ours.activation_func is F.gelu and ours.add_bias_linear and not ours.gated_linear_unit:
         # The GELU that is fused with the bias is the tanh approximation.
         settings["activation_func"] = "tanh GELU" if ours.bias_activation_fusion else "GELU"
@@ -357,14 +353,6 @@ def said(ours: Any, hf: dict[str, Any], config: Callable[[Config], Any]) -> dict
             "keep the family's values of these fields."
         )
     return hf
-
-
-def _flags(frequency: Any, layers: int, *, every: Callable[[int, int], bool]) -> Optional[list[int]]:
-    if frequency is None:
-        return None
-    if isinstance(frequency, int):
-        return [int(every(layer, frequency)) for layer in range(layers)]
-    return [int(flag) for flag in frequency]
 
 
 def _listed(value: Any) -> Any:

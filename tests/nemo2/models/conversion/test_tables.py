@@ -8,7 +8,7 @@ import pytest
 
 from nemo2.errors import ConfigError
 from nemo2.models.conversion.families import conversion_for, conversion_of
-from nemo2.models.conversion.pieces import Place, cat, every_other, fused_qkv, normalised, one, qkv, rows
+from nemo2.models.conversion.pieces import Place, cat, every_other, fused_qkv, normalised, one, qkv
 from support import small_runs
 
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -84,7 +84,7 @@ def test_operations_put_rows_where_megatron_core_has_them() -> None:
     first = {"q": 0, "k": 8, "v": 12}
     assert told(fused_qkv("x")) == [("x", *(first[name] + row for row in found)) for name, *found in grouped]
     assert told(every_other("x")) == [("x", *range(0, 16, 2)), ("x", *range(1, 16, 2))]
-    assert told(rows("x", 5)) == [("x", *range(5, 21))]
+    assert told(one("x", 5)) == [("x", *range(5, 21))]
     assert told(one("a.*.b.*.c")) == [("a.3.b.1.c", *range(16))]
     stacked = one("a.*.c", stacked=True, transposed=True).pieces(place)[0]
     assert (stacked.name, stacked.at, stacked.transposed) == ("a.3.c", 1, True)
