@@ -6,14 +6,12 @@ Tensors are ``[batch, sequence]``. For fine-tuning, several sequences may be pac
 one row and ``cu_seqlens``, the starts of the sequences and the end of the last one.
 """
 
-import inspect
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from megatron.core import parallel_state
 from megatron.core.packed_seq_params import PackedSeqParams
-from megatron.core.utils import get_batch_on_this_cp_rank
 from torch import Tensor
 
 from nemo2.base.backend import get_backend
@@ -24,10 +22,6 @@ FIRST_STAGE_KEYS = ("tokens", "position_ids")
 LAST_STAGE_KEYS = ("labels", "loss_mask")
 OPTIONAL_KEYS = ("attention_mask", "padding_mask")
 PACKING_KEYS = ("cu_seqlens", "cu_seqlens_argmin")
-# Megatron-Core 0.17 added a required flag for its hybrid context parallelism, which plain batches never use.
-_CP_SLICE_FLAGS: dict[str, Any] = (
-    {"is_hybrid_cp": False} if "is_hybrid_cp" in inspect.signature(get_batch_on_this_cp_rank).parameters else {}
-)
 
 
 def gpt_data_step(dataloader_iter: Iterator[Any], use_mtp: bool = False) -> dict[str, Tensor | None]:
@@ -234,14 +228,18 @@ def _shares_of_packed(batch: dict[str, Any]) -> dict[str, Tensor]:
 
 def _shares(batch: dict[str, Any]) -> dict[str, Tensor]:
     cp = parallel_state.get_context_parallel_world_size()
-    sequences = {key: value for key, value in batch.items() if isinstance(value, Tensor) and value.dim() > 1}
-    for key, value in sequences.items():
-        length = value.shape[1 if key != "attention_mask" else 2]
+    shares = {}
+    for key, value in batch.items():
+        if not isinstance(value, Tensor) or value.dim() < 2:
+            continue
+        dim = 1 if key != "attention_mask" else 2
+        length = value.shape[dim]
         if length % (2 * cp):
             raise DataError(
                 f"'{key}' is {length} tokens long, which context_parallel_size={cp} cannot split into {2 * cp} equal "
                 f"chunks. Use a data.seq_length that is a multiple of {2 * cp}, such as "
                 f"{max(length - length % (2 * cp), 2 * cp)}."
             )
-    group: Any = parallel_state.get_context_parallel_group()
-    return get_batch_on_this_cp_rank(sequences, cp_group=group, **_CP_SLICE_FLAGS)
+        rank = parallel_state.get_context_parallel_rank()
+        shares[key] = share_of_rank(value, [(0, length)], cp, rank, dim=dim)
+    return shares

@@ -142,28 +142,18 @@ class SDPAttention(MegatronModule):
         rule = AttentionRule(
             causal=mask_type in _CAUSAL, scale=self.softmax_scale, window=self.window, softcap=self.softcap
         )
+        cp = 1 if self.cp_group is None else self.cp_group.size()
         if packed_seq_params is None:
-            return self._attend_rows(query, key, value, rule, attention_mask)
+            sequences = [(0, max(query.size(0), key.size(0)) * cp)]
+            return self._attend_sequences(query, key, value, rule, sequences, attention_mask)
         if attention_mask is not None:
             raise ConfigError(
                 "An attention mask was passed with packed sequences, which define the mask themselves: pass "
                 "attention_mask=None."
             )
-        cp = 1 if self.cp_group is None else self.cp_group.size()
         sequences = _sequences_of(packed_seq_params, query.size(0) * cp, causal=rule.causal)
         query, key, value = (x.unsqueeze(1) for x in (query, key, value))
         return self._attend_sequences(query, key, value, rule, sequences, None).squeeze(1)
-
-    def _attend_rows(
-        self, query: Tensor, key: Tensor, value: Tensor, rule: AttentionRule, attention_mask: Optional[Tensor]
-    ) -> Tensor:
-        """Attend with one sequence per row of the batch."""
-        if self.cp_group is not None:
-            sequences = [(0, key.size(0) * self.cp_group.size())]
-            return self._attend_sequences(query, key, value, rule, sequences, attention_mask)
-        q, k, v = (_heads_first(x) for x in (query, key, value))
-        # The last query and the last key are the same token.
-        return _tokens_first(self._attend(q, k, v, rule, k.size(2) - q.size(2), attention_mask))
 
     def _attend_sequences(
         self,
@@ -176,7 +166,7 @@ class SDPAttention(MegatronModule):
     ) -> Tensor:
         """This rank's chunks of `sequences` over the keys of all ranks. `[S, B, N, D]` and so on to `[S, B, N * E]`."""
         if self.cp_group is None:
-            return self._attend_chunks(query, key, value, rule, sequences, attention_mask, cp=1, rank=0)
+            return self._attend_chunks(query, key, value, rule, sequences, attention_mask)
         cp, rank = self.cp_group.size(), self.cp_group.rank()
         check_divisible(sequences, cp)
         way = self._way(attention_mask)
@@ -213,8 +203,8 @@ class SDPAttention(MegatronModule):
         sequences: list[Span],
         attention_mask: Optional[Tensor],
         *,
-        cp: int,
-        rank: int,
+        cp: int = 1,
+        rank: int = 0,
         sink: Optional[Tensor] = None,
     ) -> Tensor:
         """Attention of the queries that `rank` holds over all keys and values."""
@@ -222,14 +212,22 @@ class SDPAttention(MegatronModule):
         outputs = []
         for chunk in chunks_of(sequences, cp, rank):
             start, end = sequences[chunk.sequence]
-            mask = attention_mask
+            queries, keys, mask = q[:, :, chunk.places], k[:, :, start:end], attention_mask
             if mask is not None and mask.size(2) > 1:
                 mask = mask[:, :, chunk.places]
-            outputs.append(
-                self._attend(
-                    q[:, :, chunk.places], k[:, :, start:end], v[:, :, start:end], rule, chunk.position, mask, sink=sink
-                )
+            output = attend(
+                queries,
+                keys,
+                v[:, :, start:end],
+                rule,
+                # With a cache there are fewer queries than keys. The last query and the last key are the same token.
+                first_query=chunk.position if cp > 1 else keys.size(2) - queries.size(2),
+                forbidden=mask,
+                sink=self.softmax_offset if sink is None else sink,
+                dropout_p=self.dropout_p if self.training else 0.0,
+                dropout_context=None if self.config.sequence_parallel else _model_parallel_rng,
             )
+            outputs.append(output)
         return _tokens_first(outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=2))
 
     def _attend_exchanged(
@@ -251,32 +249,9 @@ class SDPAttention(MegatronModule):
 
         sink = None if self.softmax_offset is None else self.softmax_offset.chunk(cp)[rank]
         query, key, value = (with_some_heads(x) for x in (query, key, value))
-        out = self._attend_chunks(query, key, value, rule, sequences, attention_mask, cp=1, rank=0, sink=sink)
+        out = self._attend_chunks(query, key, value, rule, sequences, attention_mask, sink=sink)
         back = tensor_parallel.all_to_all(self.cp_group, by_rank(out, sequences, cp))
         return back.unflatten(0, (cp, -1)).movedim(0, 2).flatten(2)
-
-    def _attend(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        rule: AttentionRule,
-        first_query: int,
-        attention_mask: Optional[Tensor],
-        *,
-        sink: Optional[Tensor] = None,
-    ) -> Tensor:
-        return attend(
-            q,
-            k,
-            v,
-            rule,
-            first_query=first_query,
-            forbidden=attention_mask,
-            sink=self.softmax_offset if sink is None else sink,
-            dropout_p=self.dropout_p if self.training else 0.0,
-            dropout_context=None if self.config.sequence_parallel else _model_parallel_rng,
-        )
 
     def _build_softmax_offset(self, config: TransformerConfig) -> Optional[Tensor]:
         if config.softmax_type == "vanilla":

@@ -92,7 +92,6 @@ class GatedDeltaNet(RecurrentMixer):
 
     kind = "Gated DeltaNet layers"
     sharded = ("A_log", "dt_bias", "conv1d.weight")
-    norm_name = "out_norm"
 
     def __init__(
         self,

@@ -94,7 +94,6 @@ class TorchMambaMixer(RecurrentMixer):
 
     kind = "Mamba layers without mamba-ssm"
     sharded = ("A_log", "dt_bias", "D", "conv1d.weight", "conv1d.bias", "norm.weight")
-    norm_name = "norm"
 
     def __init__(
         self,

@@ -41,8 +41,6 @@ class RecurrentMixer(MegatronModule):
     """The layers' name in errors."""
     sharded: tuple[str, ...]
     """The layer's own parameters whose first dimension is sharded over the tensor-parallel ranks."""
-    norm_name: str
-    """The attribute that holds the norm of the mixed values."""
 
     def __init__(
         self,
@@ -123,16 +121,9 @@ class RecurrentMixer(MegatronModule):
         """The sharded state in Megatron-Core's form: tensors that concatenate several parts are saved part by part, so that the
         tensor-parallel size may change."""
         del tp_group  # as the layer was built
-        own = make_sharded_tensors_for_checkpoint(
-            {
-                **dict(self.named_parameters(recurse=False)),
-                **self.conv1d.state_dict(prefix="conv1d.", keep_vars=True),
-                **getattr(self, self.norm_name).state_dict(prefix=f"{self.norm_name}.", keep_vars=True),
-            },
-            prefix,
-            dict.fromkeys(self.sharded, 0),
-            sharded_offsets,
-        )
+        projections = ("in_proj.", "out_proj.")
+        state = {name: one for name, one in self.named_parameters() if not name.startswith(projections)}
+        own = make_sharded_tensors_for_checkpoint(state, prefix, dict.fromkeys(self.sharded, 0), sharded_offsets)
         for name in ("in_proj", "out_proj"):
             own |= getattr(self, name).sharded_state_dict(f"{prefix}{name}.", sharded_offsets, metadata)
         for name, sizes in self.sections().items():

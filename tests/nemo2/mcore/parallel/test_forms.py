@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The forms in which users write a step's parts, and MegatronParallel called with parts of one's own: real runs on ranks."""
 
+import inspect
 from functools import partial
 from typing import Any
 
@@ -194,11 +195,12 @@ def shares() -> tuple[dict[str, Tensor], dict[str, Tensor], float]:
 
     from nemo2.mcore.parallel.groups import initialize_model_parallel
     from nemo2.mcore.parallel.layout import Layout
-    from nemo2.models.gpt_step import _CP_SLICE_FLAGS
 
     initialize_model_parallel(Layout(cp=2))
     batch = {key: value for key, value in small_runs.global_batch(0).items() if key != "index"}
-    theirs = get_batch_on_this_cp_rank(dict(batch), **_CP_SLICE_FLAGS)
+    # Megatron-Core 0.17 added a required flag for its hybrid context parallelism, which plain batches never use.
+    hybrid = "is_hybrid_cp" in inspect.signature(get_batch_on_this_cp_rank).parameters
+    theirs = get_batch_on_this_cp_rank(dict(batch), **({"is_hybrid_cp": False} if hybrid else {}))
     ours = llm.get_batch_on_this_context_parallel_rank(batch | {"name": "kept"})
     assert ours.pop("name") == "kept"
     kept = float(ours.pop("num_valid_tokens_in_ub"))
