@@ -180,8 +180,8 @@ def size_of(window: Optional[tuple[int, int]]) -> Optional[int]:
 
 def windowed_layers(ours: Any) -> list[bool]:
     """Whether each layer has the window."""
-    window, skip = ours.window_size, getattr(ours, "window_attn_skip_freq", None)
-    windowed = size_of(window) is not None
+    window, windowed = ours.window_size, size_of(ours.window_size) is not None
+    skip: Any = getattr(ours, "window_attn_skip_freq", None)
     return [windowed and is_layer_window_attention(window, skip, number + 1) for number in range(ours.num_layers)]
 
 

@@ -8,7 +8,6 @@ Letters: B batch, L length, K key heads, V value heads, D channels per head. All
 """
 
 import dataclasses
-from collections.abc import Sequence
 from typing import Any, Optional
 
 import torch
@@ -16,8 +15,7 @@ import torch.nn.functional as F
 from megatron.core.ssm import gated_delta_net
 from megatron.core.tensor_parallel import copy_to_tensor_model_parallel_region, get_cuda_rng_tracker
 from megatron.core.transformer import ModuleSpec
-from megatron.core.transformer.enums import LayerType
-from megatron.core.transformer.transformer_block import TransformerBlockSubmodules, get_num_layers_to_build
+from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
 from torch import Tensor, nn
 
@@ -39,20 +37,11 @@ def with_delta_nets(block: TransformerBlockSubmodules, config: Any, *, vp_stage:
         ConfigError: see `rules.delta_net_problems`.
     """
     refuse(delta_net_problems(config, tp=config.tensor_model_parallel_size, cp=config.context_parallel_size))
-    linear = linear_attention_layers(config)
-    layers: list[Any] = list(block.layer_specs or ())
-    for position, layer_index in enumerate(_layers_of_stage(config, vp_stage)):
-        if linear[layer_index]:
-            layers[position] = _with_delta_net(layers[position])
+    linear, first = linear_attention_layers(config), get_transformer_layer_offset(config, vp_stage=vp_stage)
+    layers = [
+        _with_delta_net(layer) if linear[index] else layer for index, layer in enumerate(block.layer_specs or (), first)
+    ]
     return dataclasses.replace(block, layer_specs=layers)
-
-
-def _layers_of_stage(config: Any, vp_stage: Optional[int]) -> Sequence[int]:
-    """The layers, from 0, of this rank's chunk."""
-    if config.pipeline_model_parallel_layout is not None:
-        return config.pipeline_model_parallel_layout.get_layer_id_list(layer_type=LayerType.decoder, vp_stage=vp_stage)
-    first = get_transformer_layer_offset(config, vp_stage=vp_stage)
-    return range(first, first + get_num_layers_to_build(config, vp_stage=vp_stage))
 
 
 def _with_delta_net(layer: Any) -> Any:
