@@ -223,6 +223,9 @@ class MegatronDataModule(LightningDataModule):
                 before,
                 self.order(),
             )
+        return self._loader_of(dataset, mode)
+
+    def _loader_of(self, dataset: Dataset, mode: str) -> DataLoader:
         return WrappedDataLoader(
             mode=mode,
             dataset=dataset,

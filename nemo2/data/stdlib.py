@@ -2,7 +2,6 @@
 """Real text that every machine has: the sources of Python's standard library, for the demo and the tests."""
 
 import hashlib
-import json
 import os
 import sys
 import sysconfig
@@ -12,7 +11,6 @@ from typing import Optional, Union
 
 from filelock import FileLock, Timeout
 
-from nemo2.base.files import replacing
 from nemo2.errors import DataError
 
 _LEFT_OUT = frozenset({"site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test"})
@@ -86,8 +84,8 @@ def prepare_demo_data(
     data = DemoData(
         tokenizer=str(place / "tokenizer.json"), train=str(place / "train"), validation=str(place / "validation")
     )
-    finished = place / "finished.json"
-    if finished.is_file():
+    last_file = Path(f"{data.validation}.idx")
+    if last_file.is_file():
         return data
     try:
         place.mkdir(parents=True, exist_ok=True)
@@ -95,8 +93,8 @@ def prepare_demo_data(
         raise DataError(f"{place} cannot be created: {error}. Choose a writable directory.") from error
     try:
         with FileLock(place / ".lock", timeout=_LOCK_SECONDS):
-            if not finished.is_file():  # another process may have finished meanwhile
-                _prepare(files, vocab_size, data, finished, progress)
+            if not last_file.is_file():  # another process may have finished meanwhile
+                _prepare(files, vocab_size, data, progress)
     except Timeout as error:
         raise DataError(
             f"Another process has been preparing {place} for {_LOCK_SECONDS} s. If no such process exists, remove its "
@@ -105,7 +103,7 @@ def prepare_demo_data(
     return data
 
 
-def _prepare(files: list[Path], vocab_size: int, data: DemoData, finished: Path, progress: bool) -> None:
+def _prepare(files: list[Path], vocab_size: int, data: DemoData, progress: bool) -> None:
     from nemo2.data.bpe import train_bpe
     from nemo2.data.documents import BadInput, read_documents
     from nemo2.data.prepare import prepare_data
@@ -115,13 +113,9 @@ def _prepare(files: list[Path], vocab_size: int, data: DemoData, finished: Path,
     tokenizer = train_bpe(texts, vocab_size, data.tokenizer)
     validation = files[::_VALIDATION_EVERY]
     training = [file for number, file in enumerate(files) if number % _VALIDATION_EVERY]
-    tokens = {}
     for prefix, part in ((data.train, training), (data.validation, validation)):
         # A run that was killed may have left one of the two.
-        prepared = prepare_data(part, prefix, tokenizer, on_bad_line="skip", progress=progress, overwrite=True)
-        tokens[Path(prefix).name] = prepared.tokens
-    with replacing(finished) as unfinished:
-        unfinished.write_text(json.dumps({"tokens": tokens, "files": len(files)}, indent=2) + "\n", "utf-8")
+        prepare_data(part, prefix, tokenizer, on_bad_line="skip", progress=progress, overwrite=True)
 
 
 def _key(files: list[Path], vocab_size: int) -> str:

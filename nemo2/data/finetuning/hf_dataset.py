@@ -10,7 +10,7 @@ from math import lcm
 from pathlib import Path
 from typing import Any, Optional, Union
 
-from torch.utils.data import Dataset
+from torch.utils.data import DataLoader, Dataset
 
 from nemo2.config.capture import configurable
 from nemo2.data.base import SPLITS, arguments_of
@@ -303,14 +303,9 @@ class HFDatasetDataModule(SampleDataModule):
             position=(lambda: sampler.consumed_samples) if train else None,
         )
 
-    def _loader(self, mode: str) -> Any:
+    def _loader_of(self, dataset: Dataset, mode: str) -> DataLoader:
         if not self.streaming:
-            return super()._loader(mode)
-        if mode not in self._datasets:
-            self._datasets.update(self.build_datasets([mode]))
-        dataset = self._datasets[mode]
-        if dataset is None:
-            return []
+            return super()._loader_of(dataset, mode)
         return WrappedDataLoader(mode=mode, dataset=dataset, batch_size=None, collate_fn=_as_it_is)
 
 

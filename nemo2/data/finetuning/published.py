@@ -35,6 +35,8 @@ class PublishedDataModule(FineTuningDataModule):
     hub: ClassVar[str]
     folder: ClassVar[str]
     """The set's folder in `nemo2.data.home.datasets_home`."""
+    shares: ClassVar[Mapping[str, float]] = {"train": 0.80, "validation": 0.15, "test": 0.05}
+    """The fractions of the set's training records that make up each split."""
     seed: int
 
     def __init__(
@@ -109,16 +111,19 @@ class PublishedDataModule(FineTuningDataModule):
         options: dict[str, Any] = {"download_mode": "force_redownload"} if self.force_redownload else {}
         return opening.load(self.hub, cache_dir=str(self.root / _RAW), **options)
 
-    @abstractmethod
     def splits(self, held: Splits) -> Mapping[str, Iterable[dict[str, Any]]]:
-        """The records of "train", "validation" and "test", in the form of the files."""
-
-    def _shares(self, records: Sequence[Any], **shares: float) -> dict[str, list[Any]]:
-        """The records in an order drawn from the seed, divided into these fractions. The last one is the remainder."""
+        """The records of "train", "validation" and "test", in the form of the files, in an order drawn from the seed. The
+        last split has the remainder."""
+        records = held["train"]
         order = np.random.default_rng(self.seed).permutation(len(records)).tolist()
-        cuts = [0, *(int(len(records) * share) for share in np.cumsum([*shares.values()][:-1])), len(records)]
-        ranges = zip(shares, cuts[:-1], cuts[1:], strict=True)
-        return {name: [records[index] for index in order[start:end]] for name, start, end in ranges}
+        fractions = np.cumsum([*self.shares.values()][:-1])
+        cuts = [0, *(int(len(records) * fraction) for fraction in fractions), len(records)]
+        parts = zip(self.shares, cuts[:-1], cuts[1:], strict=True)
+        return {name: (self.record(records[index]) for index in order[start:end]) for name, start, end in parts}
+
+    @abstractmethod
+    def record(self, held: Any) -> dict[str, Any]:
+        """A record in the form of the files."""
 
 
 @configurable
@@ -140,6 +145,7 @@ class SquadDataModule(PublishedDataModule):
 
     hub = "rajpurkar/squad"
     folder = "squad"
+    shares = {"train": 0.95, "validation": 0.05}
 
     def __init__(
         self,
@@ -162,24 +168,16 @@ class SquadDataModule(PublishedDataModule):
         super().__init__(**arguments_of(PublishedDataModule, locals()))
 
     def splits(self, held: Splits) -> Mapping[str, Iterable[dict[str, Any]]]:
-        shares = self._shares(held["train"], train=0.95, validation=0.05)
-        return {name: map(_squad, part) for name, part in {**shares, "test": held["validation"]}.items()}
+        return {**super().splits(held), "test": map(self.record, held["validation"])}
 
-
-class _InstructionDataModule(PublishedDataModule):
-    """A set without its own splits: 80% of the records are for training, 15% for validation, 5% for the test."""
-
-    def splits(self, held: Splits) -> Mapping[str, Iterable[dict[str, Any]]]:
-        shares = self._shares(held["train"], train=0.80, validation=0.15, test=0.05)
-        return {name: map(self.record, part) for name, part in shares.items()}
-
-    @abstractmethod
     def record(self, held: Mapping[str, Any]) -> dict[str, Any]:
-        """A record in the form of the files."""
+        answers = held["answers"]["text"]
+        question = f"Context: {held['context']} Question: {held['question']} Answer:"
+        return {"input": question, "output": answers[0], "original_answers": answers}
 
 
 @configurable
-class DollyDataModule(_InstructionDataModule):
+class DollyDataModule(PublishedDataModule):
     """Fine-tune on Dolly 15k: instructions with answers. Some refer to a text, which the seed places before or after
     the instruction.
 
@@ -200,7 +198,7 @@ class DollyDataModule(_InstructionDataModule):
 
 
 @configurable
-class AlpacaDataModule(_InstructionDataModule):
+class AlpacaDataModule(PublishedDataModule):
     """Fine-tune on 18k instructions about Python in Alpaca's format.
 
     The arguments and errors that are not listed here are those of `SquadDataModule`.
@@ -214,9 +212,3 @@ class AlpacaDataModule(_InstructionDataModule):
 
     def record(self, held: Mapping[str, Any]) -> dict[str, Any]:
         return {"input": held["prompt"].partition("### Output")[0], "output": held["output"]}
-
-
-def _squad(held: Mapping[str, Any]) -> dict[str, Any]:
-    answers = held["answers"]["text"]
-    question = f"Context: {held['context']} Question: {held['question']} Answer:"
-    return {"input": question, "output": answers[0], "original_answers": answers}
