@@ -321,9 +321,10 @@ def _full_modules(
         CheckpointError: the base model lacks these tensors, or has them in another size.
         ConfigError: embedding and output layer are one tensor in the base model, but two in the file.
     """
-    output = base.conversion.output_name(base.config) if base.config.share_embeddings_and_output_weights else None
-    outputs = [tensor for name, tensor in whole.items() if output is not None and name.endswith(output)]
-    whole = {name: tensor for name, tensor in whole.items() if output is None or not name.endswith(output)}
+    tied = base.config.share_embeddings_and_output_weights
+    _, output = base.conversion.vocabulary_names(base.config)
+    outputs = [tensor for name, tensor in whole.items() if tied and name.endswith(output)]
+    whole = {name: tensor for name, tensor in whole.items() if not (tied and name.endswith(output))}
     names = {piece.name for entry in entries for piece in entry.pieces if piece.name is not None}
     released = _named_as_in_table(whole, base.conversion, names) if whole else {}
     shapes = released_shapes(entries)
@@ -339,7 +340,7 @@ def _full_modules(
         for entry in entries
         if any(piece.name in released for piece in entry.pieces)
     }
-    if base.config.share_embeddings_and_output_weights:
+    if tied:
         _refuse_untied([trained[entry] for entry in trained if entry.vocabulary], outputs, folder)
     tensors, modules = {}, []
     for entry, tensor in trained.items():

@@ -87,10 +87,9 @@ def export_adapter(
     conversion = conversion_of(model.config)
     entries = list(conversion.entries(model.config, vocab_rows=model.config.vocab_size or 1))
     whole = _whole(stored, entries)
-    embedding = next(piece.name or "" for entry in entries if entry.vocabulary for piece in entry.pieces)
-    output = conversion.output_name(model.config)
-    tied = output is not None and model.config.share_embeddings_and_output_weights and embedding in whole
-    if output is not None and tied:  # peft reads both names, and without ensure_weight_tying trains two tensors
+    embedding, output = conversion.vocabulary_names(model.config)
+    tied = model.config.share_embeddings_and_output_weights and embedding in whole
+    if tied:  # peft reads both names, and without ensure_weight_tying trains two tensors
         whole[output] = whole[embedding].clone()
     adapters = _collected(stored, besides={entry.by_layer.key for entry in entries})
     modules = _released(adapters, model.config, entries)

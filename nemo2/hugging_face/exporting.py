@@ -27,7 +27,7 @@ from nemo2.hugging_face.checkpoint import Checkpoint
 from nemo2.hugging_face.importing import new_folder
 from nemo2.hugging_face.safetensors_files import CONFIG, INDEX, SHARD_BYTES, plan_shards, write_json
 from nemo2.hugging_face.stored import StoredTensors, refuse_misfits, vocabulary_rows
-from nemo2.hugging_face.streams import Computed, Planned, Stretch, Zeros, merged, progress_bar, write_files
+from nemo2.hugging_face.streams import Computed, Planned, Stretch, merged, progress_bar, write_files
 from nemo2.models.conversion.families import conversion_named, conversion_of
 from nemo2.models.conversion.pieces import Piece, Shape
 from nemo2.models.conversion.release import config_of_release
@@ -163,7 +163,12 @@ class _Tensor:
     def stretches(self) -> list[Stretch]:
         """Its bytes, in order, with zeros where nemo2's tensors have no values."""
         if not self.sources:
-            return [Zeros(self.dtype.itemsize * math.prod(self.shape))]
+            return [
+                Computed(
+                    self.dtype.itemsize * math.prod(self.shape),
+                    lambda: iter([torch.zeros(self.shape, dtype=self.dtype)]),
+                )
+            ]
         parts: dict[Optional[int], list[_Source]] = {}
         for source in self.sources:
             parts.setdefault(source.piece.at, []).append(source)

@@ -19,7 +19,7 @@ from nemo2.checkpoint.foreign_files import read_object
 from nemo2.errors import CheckpointError, ConfigError, Nemo2Error
 from nemo2.hugging_face.quantised import Plain, Source, sources
 from nemo2.hugging_face.safetensors_files import CONFIG, open_folder
-from nemo2.hugging_face.streams import Computed, Copy, Stretch, Zeros, merged
+from nemo2.hugging_face.streams import Computed, Copy, Stretch, merged
 from nemo2.hugging_face.tensor_source import misfits
 from nemo2.models.conversion.families import conversion_for, conversion_of
 from nemo2.models.conversion.pieces import Piece, Shape
@@ -78,10 +78,7 @@ class Released:
 
     def _stretches(self, entry: Entry, piece: Piece, dtype: torch.dtype) -> Iterator[Stretch]:
         row_bytes = dtype.itemsize * math.prod(entry.own_shape[1:])
-        if piece.name is None:
-            yield Zeros(piece.rows * row_bytes)
-            return
-        source = self.tensors[piece.name]
+        source = None if piece.name is None else self.tensors[piece.name]
         plain = piece.step == 1 and not piece.transposed and not piece.normalised
         if isinstance(source, Plain) and plain and source.dtype == dtype:
             before = piece.start + (piece.at or 0) * (source.shape[1] if piece.at is not None else 0)
@@ -221,14 +218,13 @@ def _without_copy_of_embedding(
     Raises:
         CheckpointError: the two differ.
     """
-    output = conversion.output_name(config) if config.share_embeddings_and_output_weights else None
-    embedding = next((one for one in conversion.entries(config, vocab_rows=1) if one.vocabulary), None)
-    if output not in tensors or embedding is None or embedding.pieces[0].name not in tensors:
+    embedding, output = conversion.vocabulary_names(config)
+    if not config.share_embeddings_and_output_weights or not {embedding, output} <= tensors.keys():
         return tensors
-    copy, own = tensors[output], tensors[embedding.pieces[0].name]
+    copy, own = tensors[output], tensors[embedding]
     if copy.shape != own.shape or not _equal(copy, own):
         raise CheckpointError(
-            f"{folder}: {output} differs from {embedding.pieces[0].name}, but "
+            f"{folder}: {output} differs from {embedding}, but "
             + (
                 f"the recipe ties them: {contradictions}. Set model.config.share_embeddings_and_output_weights=False."
                 if "share_embeddings_and_output_weights" in contradictions
@@ -247,9 +243,8 @@ def _equal(one: Source, other: Source) -> bool:
 
 def _entries(folder: Path, conversion: Conversion, config: Any, tensors: Mapping[str, Source]) -> Iterator[Entry]:
     """The entries for this file's vocabulary. A configuration may pad it to more rows."""
-    embedding = next((one for one in conversion.entries(config, vocab_rows=1) if one.vocabulary), None)
-    name = embedding.pieces[0].name if embedding is not None else None
-    there = tensors[name].shape[0] if name is not None and name in tensors else config.vocab_size or 1
+    name, _ = conversion.vocabulary_names(config)
+    there = tensors[name].shape[0] if name in tensors else config.vocab_size or 1
     rows = config.vocab_size or there
     if rows < there:
         raise CheckpointError(

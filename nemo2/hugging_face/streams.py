@@ -39,11 +39,6 @@ class Copy:
 
 
 @dataclass(frozen=True)
-class Zeros:
-    length: int
-
-
-@dataclass(frozen=True)
 class There:
     """Bytes that the file already has."""
 
@@ -58,7 +53,7 @@ class Computed:
     blocks: Callable[[], Iterator[Tensor]]
 
 
-Stretch = Union[bytes, Copy, Zeros, There, Computed]
+Stretch = Union[bytes, Copy, There, Computed]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,10 +166,6 @@ def _blocks(stretch: Stretch, target: Any, place: int, buffer: memoryview) -> It
     elif isinstance(stretch, There):
         for block in _read(target.fileno(), target.name, place, stretch.length, buffer):
             yield block, True
-    elif isinstance(stretch, Zeros):
-        zeros = memoryview(bytes(min(stretch.length, BLOCK)))
-        for first in range(0, stretch.length, BLOCK):
-            yield zeros[: stretch.length - first], False
     else:
         for tensor in stretch.blocks():
             array: Any = tensor.contiguous().view(-1).view(torch.uint8).numpy()

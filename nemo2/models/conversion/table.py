@@ -172,11 +172,12 @@ class Conversion:
                 return ours + name.removeprefix(theirs)
         return name
 
-    def output_name(self, config: Any) -> Optional[str]:
-        """The name of the output layer in files whose output layer isn't tied to the embedding."""
+    def vocabulary_names(self, config: Any) -> tuple[str, ...]:
+        """The names of the embedding and, in files where it isn't tied to the embedding, of the output layer."""
         untied = copy.copy(config)
         untied.share_embeddings_and_output_weights = False
-        return next((row.operation.names[0] for row in self.rows(untied) if row.key == "output_layer.weight"), None)
+        names = {row.key: row.operation.names[0] for row in self.rows(untied)}
+        return tuple(names[key] for key in _VOCABULARY)
 
     def is_ignored(self, name: str) -> bool:
         return any(fnmatch.fnmatchcase(name, pattern) for pattern in self.ignored)

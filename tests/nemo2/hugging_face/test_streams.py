@@ -7,9 +7,10 @@ import os
 from pathlib import Path
 
 import pytest
+import torch
 
 from nemo2.hugging_face import streams
-from nemo2.hugging_face.streams import Copy, Planned, Zeros, write_files
+from nemo2.hugging_face.streams import Computed, Copy, Planned, write_files
 
 
 @pytest.fixture(autouse=True)
@@ -20,7 +21,8 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 def planned(folder: Path) -> tuple[Planned, bytes]:
     source = folder / "source"
     source.write_bytes(data := os.urandom(10_000))
-    stretches = [b"head", Copy(str(source), 123, 4567), Zeros(1500), Copy(str(source), 9000, 1000)]
+    computed = Computed(1500, lambda: iter([torch.zeros(1000, dtype=torch.uint8), torch.zeros(500, dtype=torch.uint8)]))
+    stretches = [b"head", Copy(str(source), 123, 4567), computed, Copy(str(source), 9000, 1000)]
     whole = b"head" + data[123:4690] + bytes(1500) + data[9000:]
     return Planned(path=folder / "made", stretches=stretches), whole
 
