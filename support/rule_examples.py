@@ -539,6 +539,7 @@ EXAMPLES: tuple[Example, ...] = (
     example("validation-interval-is-a-count", "trainer.val_check_interval=0", "trainer.val_check_interval=1"),
     example("validation-interval-is-a-count", "trainer.check_val_every_n_epoch=0", "trainer.check_val_every_n_epoch=1"),
     example("validation-interval-is-a-count", "trainer.val_check_interval=1.5", "trainer.val_check_interval=0.5"),
+    example("times-count-from-days-to-seconds", "trainer.max_time=4:00", "trainer.max_time=00:04:00:00"),
     example("limits-are-counts-or-shares", "trainer.limit_val_batches=1.5", "trainer.limit_val_batches=0.5"),
     example("limits-are-counts-or-shares", "trainer.limit_train_batches=-1", "trainer.limit_train_batches=1"),
     example(

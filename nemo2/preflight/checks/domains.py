@@ -417,4 +417,5 @@ def out_of_range(node: Any, path: str, domains: Mapping[str, Domain | Choice], *
                 yield f"{path}.{name}={value!r}: must be a finite number."
         elif not domain.holds(value):
             unless = f" {domain.unless[0].upper()}{domain.unless[1:]}." if domain.unless else ""
-            yield f"{path}.{name}={value!r}: must be {domain.words} ({domain.why}).{unless}"
+            finite = "finite and " if value == math.inf else ""
+            yield f"{path}.{name}={value!r}: must be {finite}{domain.words} ({domain.why}).{unless}"

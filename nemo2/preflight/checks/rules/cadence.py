@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rules about the length of a run, and the intervals of validation, logging and saving."""
 
+import re
 from collections.abc import Iterator
 
 from nemo2.preflight.checks import domains
@@ -48,6 +49,21 @@ def _interval(facts: Facts) -> Iterator[str]:
             f"trainer.val_check_interval={interval}: a fraction of an epoch must be above 0 and at most 1.0. Set such "
             "a fraction, or a whole number of steps."
         )
+
+
+@CADENCE.rule("times-count-from-days-to-seconds")
+def _times(facts: Facts) -> Iterator[str]:
+    """`max_time`, and a `val_check_interval` that is a time, must have the form DD:HH:MM:SS.
+
+    Otherwise: Lightning raises an error on every rank.
+    """
+    for name in ("max_time", "val_check_interval"):
+        time = getattr(facts.trainer, name, None)
+        if isinstance(time, str) and not re.fullmatch(r"\d+:\d\d:\d\d:\d\d", time.strip()):
+            yield (
+                f"trainer.{name}={time!r}: a time must have the form DD:HH:MM:SS, with days, hours, minutes and seconds. "
+                f"For example, set trainer.{name}=00:04:00:00 for 4 hours."
+            )
 
 
 @CADENCE.rule("limits-are-counts-or-shares")
