@@ -193,7 +193,9 @@ class ModelCheckpoint(Checkpoint):
 
     def on_train_batch_end(self, trainer: pl.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         step_due = self.every_n_train_steps is not None and trainer.global_step % self.every_n_train_steps == 0
-        if step_due or self._time_due(trainer):
+        # Where a callback stops the run, Lightning counts the epoch as finished before `on_train_end`: a run that goes on from a
+        # save there would leave out the rest of it.
+        if step_due or self._time_due(trainer) or _stops_early(trainer):
             self._due = _validates_now(trainer)
             if not self._due:
                 self.save(trainer)
@@ -208,7 +210,7 @@ class ModelCheckpoint(Checkpoint):
         self._validation_metrics |= {
             name for name, value in trainer.callback_metrics.items() if self._before_validation.get(name) is not value
         }
-        if self._due:
+        if self._due or _stops_early(trainer):
             self._due = False
             self.save(trainer)
         by_interval = self.every_n_train_steps is not None or self.train_time_interval is not None
@@ -389,10 +391,12 @@ def ends_now(trainer: pl.Trainer) -> bool:
     loop = trainer.fit_loop
     last_epoch = loop.max_epochs not in (None, -1) and trainer.current_epoch + 1 >= loop.max_epochs
     return (
-        _at_max_steps(trainer)
-        or (last_epoch and loop.epoch_loop.batch_progress.is_last_batch)
-        or (trainer.should_stop and loop._can_stop_early)
+        _at_max_steps(trainer) or (last_epoch and loop.epoch_loop.batch_progress.is_last_batch) or _stops_early(trainer)
     )
+
+
+def _stops_early(trainer: pl.Trainer) -> bool:
+    return trainer.should_stop and trainer.fit_loop._can_stop_early
 
 
 def _at_max_steps(trainer: pl.Trainer) -> bool:
