@@ -198,6 +198,9 @@ def test_a_stream_gives_each_sample_once_per_pass_and_resumes_where_it_was(specs
     whole = trained_batches(module(records(), **given), 9)
     if specs is None:
         assert sorted(texts_of(whole[:6])) == EXPECTED and set(texts_of(whole[6:])) != set(texts_of(whole[:3]))
+        larger = module(records(), **given, global_batch_size=8)
+        larger.load_state_dict({"consumed_samples": 4, "global_step": 1})
+        assert texts_of(trained_batches(larger, 2)) == texts_of(whole[1:5])
     else:
         assert all(torch.equal(batch["cu_seqlens"].amax(1), (~batch["padding_mask"]).sum(1)) for batch in whole)
         assert (len({batch["cu_seqlens"].shape for batch in whole}) == 1) == specs.pad_cu_seqlens
