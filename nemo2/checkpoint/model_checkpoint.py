@@ -176,9 +176,7 @@ class ModelCheckpoint(Checkpoint):
 
     def on_train_batch_end(self, trainer: pl.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         step_due = self.every_n_train_steps is not None and trainer.global_step % self.every_n_train_steps == 0
-        # Where a callback stops the run, Lightning counts the epoch as finished before `on_train_end`: a run that goes on from a
-        # save there would leave out the rest of it.
-        if step_due or self._time_due(trainer) or _stops_early(trainer):
+        if step_due or self._time_due(trainer):
             # Whether the loop validates after this batch. Validations by wall time don't count, because
             # ranks could disagree.
             loop: Any = trainer.fit_loop
@@ -198,7 +196,7 @@ class ModelCheckpoint(Checkpoint):
         self._validation_metrics |= {
             name for name, value in trainer.callback_metrics.items() if self._before_validation.get(name) is not value
         }
-        if self._due or _stops_early(trainer):
+        if self._due:
             self._due = False
             self.save(trainer)
         by_interval = self.every_n_train_steps is not None or self.train_time_interval is not None
@@ -224,6 +222,15 @@ class ModelCheckpoint(Checkpoint):
             self._last_saved_step = -1
         self.save(trainer, weights_only=weights_only, last=True)
         trainer.strategy.checkpoint_io.maybe_finalize_save_checkpoint(blocking=True)  # pyright: ignore[reportAttributeAccessIssue]
+
+    def on_save_checkpoint(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """Keep an epoch that a callback has stopped unfinished: Lightning counts it as finished before `on_train_end`, and a run
+        that goes on would leave out the rest of it."""
+        if not trainer.fit_loop.epoch_loop.batch_progress.is_last_batch:
+            for counts in checkpoint["loops"]["fit_loop"]["epoch_progress"].values():
+                counts["processed"] = counts["completed"] = counts["started"] - 1
 
     def _time_due(self, trainer: pl.Trainer) -> bool:
         if self.train_time_interval is None:
@@ -370,12 +377,10 @@ def ends_now(trainer: pl.Trainer) -> bool:
     loop = trainer.fit_loop
     last_epoch = loop.max_epochs not in (None, -1) and trainer.current_epoch + 1 >= loop.max_epochs
     return (
-        _at_max_steps(trainer) or (last_epoch and loop.epoch_loop.batch_progress.is_last_batch) or _stops_early(trainer)
+        _at_max_steps(trainer)
+        or (last_epoch and loop.epoch_loop.batch_progress.is_last_batch)
+        or (trainer.should_stop and loop._can_stop_early)
     )
-
-
-def _stops_early(trainer: pl.Trainer) -> bool:
-    return trainer.should_stop and trainer.fit_loop._can_stop_early
 
 
 def _at_max_steps(trainer: pl.Trainer) -> bool:
