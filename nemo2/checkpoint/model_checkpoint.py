@@ -223,6 +223,15 @@ class ModelCheckpoint(Checkpoint):
         self.save(trainer, weights_only=weights_only, last=True)
         trainer.strategy.checkpoint_io.maybe_finalize_save_checkpoint(blocking=True)  # pyright: ignore[reportAttributeAccessIssue]
 
+    def on_save_checkpoint(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """Keep an epoch that a callback has stopped unfinished: Lightning counts it as finished before `on_train_end`, and a run
+        that goes on would leave out the rest of it."""
+        if not trainer.fit_loop.epoch_loop.batch_progress.is_last_batch:
+            for counts in checkpoint["loops"]["fit_loop"]["epoch_progress"].values():
+                counts["processed"] = counts["completed"] = counts["started"] - 1
+
     def _time_due(self, trainer: pl.Trainer) -> bool:
         if self.train_time_interval is None:
             return False

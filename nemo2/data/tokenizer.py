@@ -220,9 +220,13 @@ class BPETokenizer(Tokenizer):
         from tokenizers import Tokenizer as Tokenizers
 
         try:
-            return Tokenizers.from_file(str(self._file))
+            backend = Tokenizers.from_file(str(self._file))
         except Exception as error:  # the package raises bare Exception for any fault in the file
             raise DataError(f"{self._file} is not a tokenizer of the `tokenizers` package: {error}.") from error
+        # A file also holds how texts were cut and filled up when it was saved.
+        backend.no_truncation()
+        backend.no_padding()
+        return backend
 
     @cached_property
     def vocab_size(self) -> int:

@@ -325,6 +325,10 @@ class SampleDataModule(MegatronDataModule):
         return 2 * cp if cp > 1 else 1
 
     @property
+    def _pipelined(self) -> bool:
+        return _sizes()["pp"] > 1
+
+    @property
     def _captured(self) -> bool:
         """Whether the model's kernels or Transformer Engine's buffers have a fixed length."""
         config = getattr(getattr(self.trainer, "lightning_module", None), "config", None)

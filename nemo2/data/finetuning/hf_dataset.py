@@ -25,7 +25,7 @@ from nemo2.data.finetuning.tokens import AnyEncoder
 from nemo2.data.home import datasets_home
 from nemo2.data.sampler import WrappedDataLoader, data_parallel
 from nemo2.data.tokenizer import Tokenizer
-from nemo2.errors import ConfigError
+from nemo2.errors import ConfigError, DataError
 
 
 @configurable
@@ -41,8 +41,8 @@ class HFDatasetDataModule(SampleDataModule):
             package ``datasets``.
         split: Train on this split only, or use the splits of this list. ``train[:100]`` and ``train[5%:10%]`` name a part
             of a split. None: find the splits by their names.
-        collate_fn: A function that makes a batch of items (tensors of one sample or pack each, of different lengths).
-            None: pad the items.
+        collate_fn: A function that makes a batch of items (tensors of one sample or pack each, of different lengths). In a
+            pipeline its batches must be ``seq_length`` tokens long. None: pad the items.
         num_workers, pin_memory, persistent_workers: See `torch.utils.data.DataLoader`. A stream is read in the training
             process.
         seq_length: The length of the longest sample: ``seq_length + 1`` tokens.
@@ -262,8 +262,9 @@ class HFDatasetDataModule(SampleDataModule):
         return self.pad_token_id
 
     def _collate(self) -> Any:
-        if self._collate_fn_of_user is not None:
-            return self._collate_fn_of_user
+        own = self._collate_fn_of_user
+        if own is not None:
+            return partial(_of_length, own, self.seq_length) if self._pipelined else own
         collate = super()._collate()
         multiple = self.pad_seq_len_divisible
         return collate if multiple is None else replace(collate, multiple=lcm(collate.multiple, multiple))
@@ -307,6 +308,18 @@ class HFDatasetDataModule(SampleDataModule):
         if not self.streaming:
             return super()._loader_of(dataset, mode)
         return WrappedDataLoader(mode=mode, dataset=dataset, batch_size=None, collate_fn=_as_it_is)
+
+
+def _of_length(collate: Callable[..., Any], length: int, items: Sequence[Any]) -> Any:
+    """A batch of the user's function for pipeline stages, which would wait forever for tensors of another length."""
+    batch = collate(items)
+    found = batch["tokens"].shape[1]
+    if found != length:
+        raise DataError(
+            f"data.collate_fn returned a batch of {found} tokens, but pipeline stages exchange sequences of "
+            f"data.seq_length={length}. Pad to that length, or set strategy.pipeline_model_parallel_size=1."
+        )
+    return batch
 
 
 def _changed(function: Callable[[Any], Any], dropped: frozenset[str], record: Any) -> Any:

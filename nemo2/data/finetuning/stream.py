@@ -63,12 +63,14 @@ class StreamedSteps(IterableDataset[Any]):
         while True:
             rows, steps = self.rows(number), 0
             while True:
-                batch = list(islice(rows, size))
-                if len(batch) < size:
+                # What earlier steps have used, which may have been of another size.
+                used = min(size, max(0, start - consumed))
+                batch = list(islice(rows, used or size))
+                if len(batch) < (used or size):
                     break
                 steps += 1
-                consumed += size
-                if consumed > start:
+                consumed += len(batch)
+                if not used:
                     yield self.collate([batch[place] for place in self.places])
             if steps == 0:
                 raise DataError(

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Converts records of text fields with a prompt template such as ``"{input} {output}"``, and trains on the output.
 
-The prompt is tokenized as one text, as at inference, and so is the answer. Whitespace between the two belongs to the
-answer: a byte-level tokenizer merges a space with the following word, so a prompt that ends in a space would be
-tokenized differently with and without its answer.
+The prompt is tokenized as one text, as at inference. The answer has the tokens that follow those in the tokens of both, or if
+the two don't part there, its own. By themselves they would begin with a blank of their own with SentencePiece, which puts one
+before each text. Whitespace between the two belongs to the answer: a byte-level tokenizer merges a space with the following
+word, so a prompt that ends in a space would be tokenized differently with and without its answer.
 """
 
 from bisect import bisect_right
@@ -103,7 +104,9 @@ class TemplateEncoder(Encoder):
         special = special_in(fields.values(), getattr(self.tokenizer, "special_texts", ()))
         marks = Marks(self.tokenizer.special_texts) if special is not None and self.special_as_text else None
         texts = self._prompt_and_answer(fields if marks is None else marks.hide(dict(fields)))
-        prompt, answer = (self._ids(text, marks) for text in texts)
+        prompt, whole = self._ids(texts[0], marks), self._ids("".join(texts), marks)
+        parts = whole[: len(prompt)] == prompt
+        answer = whole[len(prompt) :] if parts else self._ids(texts[1], marks)
         prompt = [self._token("bos")] * self.add_bos + prompt
         answer += [self._token("eos")] * self.add_eos
         ids = prompt + answer

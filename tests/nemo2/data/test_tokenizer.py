@@ -75,6 +75,18 @@ def test_a_loaded_tokenizer_can_be_sent_to_a_worker_and_batches_have_the_ids_of_
     assert pickle.loads(pickle.dumps(bpe)).texts_to_ids([TEXT, "", "x"]) == bpe.texts_to_ids([TEXT, "", "x"]) == single
 
 
+def test_a_file_that_was_saved_while_texts_were_cut_and_filled_up_does_neither(bpe, tmp_path):
+    from tokenizers import Tokenizer as Tokenizers
+
+    saved = Tokenizers.from_file(bpe.path)
+    saved.enable_truncation(2)
+    saved.enable_padding(length=8)
+    saved.save(str(tmp_path / "tokenizer.json"))
+    tokenizer = BPETokenizer(tmp_path)
+    assert tokenizer.texts_to_ids(["a longer text", "a"]) == bpe.texts_to_ids(["a longer text", "a"])
+    assert tokenizer.text_to_ids("a longer text") == bpe.text_to_ids("a longer text")
+
+
 def test_files_are_read_at_first_use_and_what_they_lack_is_an_error(bpe, tmp_path):
     (tmp_path / "bad.json").write_text("{}")
     letters = train_bpe(iter(["abc"]), 300, tmp_path / "t.json", ())

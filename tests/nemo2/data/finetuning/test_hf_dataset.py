@@ -156,13 +156,18 @@ def test_records_that_are_malformed(record, why):
         module([record], tokenizer=None).setup("fit")
 
 
-def test_batches_by_a_function_of_ones_own_and_to_a_multiple():
+def test_batches_by_a_function_of_ones_own_and_to_a_multiple(monkeypatch):
     def collate(items):
         return {"tokens": torch.stack([item["tokens"][:1] for item in items])}
 
     for options, width in (({"collate_fn": collate}, 1), ({"pad_seq_len_divisible": 48}, 48)):
         [batch] = trained_batches(module(records(), **options), 1)
         assert batch["tokens"].shape == (4, width)
+    # Stages would wait for each other forever.
+    sizes = {"tp": 1, "cp": 1, "pp": 2, "ep": 1}
+    monkeypatch.setattr("nemo2.data.finetuning.base._sizes", lambda: sizes)
+    with pytest.raises(DataError, match=f"a batch of 1 tokens, .*seq_length={SEQ}"):
+        trained_batches(module(records(), collate_fn=collate), 1)
 
 
 @pytest.mark.parametrize(
@@ -198,6 +203,9 @@ def test_a_stream_gives_each_sample_once_per_pass_and_resumes_where_it_was(specs
     whole = trained_batches(module(records(), **given), 9)
     if specs is None:
         assert sorted(texts_of(whole[:6])) == EXPECTED and set(texts_of(whole[6:])) != set(texts_of(whole[:3]))
+        larger = module(records(), **given, global_batch_size=8)
+        larger.load_state_dict({"consumed_samples": 4, "global_step": 1})
+        assert texts_of(trained_batches(larger, 2)) == texts_of(whole[1:5])
     else:
         assert all(torch.equal(batch["cu_seqlens"].amax(1), (~batch["padding_mask"]).sum(1)) for batch in whole)
         assert (len({batch["cu_seqlens"].shape for batch in whole}) == 1) == specs.pad_cu_seqlens

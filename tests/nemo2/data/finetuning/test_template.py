@@ -1,15 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """Prompt templates: what is asked, what is answered, and which field gives way."""
 
+from pathlib import Path
+
 import pytest
 
 from nemo2.data.finetuning.sample import Empty, Malformed
 from nemo2.data.finetuning.template import TemplateEncoder
+from nemo2.data.sentencepiece import SentencePieceTokenizer
 from nemo2.data.tokenizer import ByteTokenizer, NullTokenizer
 from nemo2.errors import ConfigError
 from support import small_chats
 
 BYTES = ByteTokenizer()
+SENTENCEPIECE = Path(__file__).parent.parent / "sentencepiece"
 
 
 def text_of(sample, trained):
@@ -62,6 +66,18 @@ def test_prompt_and_answer_have_the_ids_that_they_have_by_themselves(tmp_path):
         *tokenizer.text_to_ids(" return"),
         tokenizer.eos_id,
     ]
+
+
+@pytest.mark.parametrize(
+    ("template", "parts"), [("{input} {output}", True), ("Q: {input}\nA: {output}", True), ("{input}{output}", False)]
+)
+def test_a_tokenizer_that_begins_texts_with_a_blank_puts_none_before_an_answer(template, parts):
+    tokenizer = SentencePieceTokenizer(SENTENCEPIECE / "bpe.model")
+    record = {"input": "return the val", "output": "ue of it"}
+    sample = TemplateEncoder(tokenizer, prompt_template=template, add_eos=False).encode(record)
+    assert (sample.ids == tokenizer.text_to_ids(template.format(**record))) == parts
+    prompt = [token for token, trained in zip(sample.ids, sample.trained, strict=True) if not trained]
+    assert prompt == tokenizer.text_to_ids(template.format(input=record["input"], output="").rstrip())
 
 
 def test_the_prompt_too_and_numbers():
