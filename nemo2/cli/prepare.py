@@ -14,7 +14,7 @@ from nemo2.base.files import refuse_existing
 from nemo2.cli.adapter import Result
 from nemo2.cli.commands import as_json
 from nemo2.cli.flags import Prefix
-from nemo2.data.token_files import token_files
+from nemo2.data.token_files import strip_suffix, token_files
 from nemo2.errors import ConfigError
 
 
@@ -48,7 +48,7 @@ def prepare_data(
     on_bad_line = "skip" if skip_bad_lines else "fail"
     if (tokenizer is None) == (train_bpe is None):
         raise ConfigError("data prepare requires either --tokenizer PATH or --train-bpe N.")
-    trained = output.with_name(f"{output.name}_tokenizer.json")
+    trained = Path(f"{strip_suffix(output)}_tokenizer.json")
     refuse_existing(*token_files(output), *[trained] * (train_bpe is not None), overwrite=overwrite)
     from nemo2.data import prepare
     from nemo2.data.tokenizer import BPETokenizer

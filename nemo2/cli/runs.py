@@ -185,9 +185,7 @@ def report(run: Run, *, output: Output = None) -> Result:
     if (submission := _submitted(run)) is not None:
         path = slurm.fetch_report(submission, output or Path("report.html"))
     else:
-        path = write_report(_local(run))
-        if output is not None:
-            path = write_file(output, path.read_text(encoding="utf-8"))
+        path = write_report(_local(run), output)
     return Result({"path": str(path)}, str(path))
 
 

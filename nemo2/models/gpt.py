@@ -379,7 +379,8 @@ class GPTModel(FNMixin, pl.LightningModule):
             config = self.default_config()
         if config is None:
             raise ConfigError(
-                f"{type(self).__name__} needs a config: pass one, such as `LlamaModel(config=Llama32Config1B())`."
+                f"{type(self).__name__} needs a config of its family: pass that of a size, as in "
+                "`LlamaModel(config=Llama32Config1B())`."
             )
         self.config = config
         self.tokenizer = tokenizer

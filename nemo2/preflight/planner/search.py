@@ -16,6 +16,7 @@ from itertools import product
 from typing import Any, NamedTuple, Optional
 
 from nemo2.base.advice import advice
+from nemo2.base.counts import counted
 from nemo2.config import apply_overrides
 from nemo2.config.walk import class_of
 from nemo2.errors import ConfigError
@@ -123,8 +124,8 @@ def _nothing(subject: Subject, tried: "Tried", capacity: float) -> str:
         )
     if tried.fitting:
         return (
-            f"{len(tried.fitting)} layouts of {gpus} fit in memory, but each of them breaks a rule. `nemo2 check` lists the "
-            "rules that the recipe breaks."
+            f"{counted(len(tried.fitting), 'layout')} of {gpus} would fit in memory, but each breaks a rule. `nemo2 check` "
+            "lists the rules that the recipe breaks."
         )
     return (
         f"No layout of {gpus} fits in memory: the smallest needs {tried.least / 2**30:.0f} GiB per GPU, and "

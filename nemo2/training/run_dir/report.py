@@ -11,9 +11,10 @@ from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Optional
 
 from nemo2.base.columns import byte_size, short_count
+from nemo2.base.files import write_file
 from nemo2.checkpoint.directory import finished
 from nemo2.checkpoint.foreign_files import read_json, read_yaml
 from nemo2.errors import CheckpointError, DataError
@@ -41,11 +42,12 @@ from nemo2.training.run_dir.records import (
 )
 
 
-def write_report(run_dir: str | os.PathLike[str]) -> Path:
+def write_report(run_dir: str | os.PathLike[str], output: Optional[Path] = None) -> Path:
     """Write ``report.html`` and ``loss_curve.svg``. Returns the page's path.
 
     Args:
         run_dir: The run directory.
+        output: Write only the page, to this file; the run directory may be somebody else's. None: to the run directory.
 
     Raises:
         DataError: the directory doesn't exist or has no ``metrics.jsonl``.
@@ -55,6 +57,8 @@ def write_report(run_dir: str | os.PathLike[str]) -> Path:
         raise DataError(f"{directory} is not a directory. Give the run directory, which contains {METRICS_FILE}.")
     file = directory / EVALUATIONS_FILE
     records = [*read_metrics(directory), *(read_metrics(file) if file.is_file() else [])]
+    if output is not None:
+        return write_file(output, render_report(directory, records))
     curve = line_chart("loss", _loss_series(records), y_label="loss", marks=resumed_marks(directory))
     write_text(directory / CURVE_FILE, standalone(curve))
     return write_text(directory / REPORT_FILE, render_report(directory, records))

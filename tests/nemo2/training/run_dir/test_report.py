@@ -57,6 +57,13 @@ def test_the_page_states_the_numbers_of_the_metrics(run_dir):
     assert "<b>800</b><span>samples, 102k tokens</span>" in page
 
 
+def test_a_page_elsewhere_leaves_the_run_as_it_is(run_dir, tmp_path):
+    before = sorted(run_dir.rglob("*"))
+    page = write_report(run_dir, tmp_path / "pages" / "mine.html")
+    assert page == tmp_path / "pages" / "mine.html" and sorted(run_dir.rglob("*")) == before
+    assert page.read_text() == write_report(run_dir).read_text()
+
+
 def test_the_page_needs_nothing_from_elsewhere_and_runs_no_script(run_dir):
     page = write_report(run_dir).read_text()
     assert "<script" not in page and "&lt;script&gt;alert(1)" in page
