@@ -177,7 +177,12 @@ class ModelCheckpoint(Checkpoint):
     def on_train_batch_end(self, trainer: pl.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         step_due = self.every_n_train_steps is not None and trainer.global_step % self.every_n_train_steps == 0
         if step_due or self._time_due(trainer):
-            self._due = _validates_now(trainer)
+            # Whether the loop validates after this batch. Validations by wall time don't count, because
+            # ranks could disagree.
+            loop: Any = trainer.fit_loop
+            self._due = getattr(trainer, "_val_check_time_interval", None) is None and bool(
+                loop.epoch_loop._should_check_val_fx(loop._data_fetcher)
+            )
             if not self._due:
                 self.save(trainer)
 
@@ -355,15 +360,6 @@ class ModelCheckpoint(Checkpoint):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.best_model_path = state_dict.get("best_model_path", "")
         self.best_model_score = state_dict.get("best_model_score")
-
-
-def _validates_now(trainer: pl.Trainer) -> bool:
-    """Whether the loop validates after this batch. Validations by wall time return False, because ranks could
-    disagree."""
-    loop: Any = trainer.fit_loop
-    return getattr(trainer, "_val_check_time_interval", None) is None and bool(
-        loop.epoch_loop._should_check_val_fx(loop._data_fetcher)
-    )
 
 
 def ends_now(trainer: pl.Trainer) -> bool:

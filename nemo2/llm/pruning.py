@@ -20,6 +20,7 @@ from torch import Tensor
 
 from nemo2.base import ranks
 from nemo2.base.backend import get_backend
+from nemo2.base.columns import is_terminal
 from nemo2.config.capture import captured_arguments, configurable
 from nemo2.data.mock import MockDataModule
 from nemo2.hugging_face.checkpoint import Checkpoint
@@ -31,7 +32,6 @@ from nemo2.llm.pruned import Sizes
 from nemo2.llm.signatures import only_defaults
 from nemo2.mcore.parallel.inspection import named_parameters
 from nemo2.models.layers.spec import local_layer_spec
-from nemo2.training.run_dir.terminal import is_terminal
 from nemo2.training.strategies.set_up import set_up
 from nemo2.training.strategy import MegatronStrategy
 from nemo2.training.trainer import Trainer

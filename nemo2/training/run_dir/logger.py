@@ -146,7 +146,10 @@ class NeMoLogger:
         with writing_to(directory.log_dir):
             if trainer.is_global_zero:
                 self._write_files(directory, trainer=trainer, files=files, task_config=task_config)
-            self._add_log_file(directory, trainer)
+            everywhere = trainer.local_rank == 0 or not self.log_local_rank_0_only
+            if everywhere and (trainer.is_global_zero or not self.log_global_rank_0_only):
+                name = f"nemo_log_globalrank-{trainer.global_rank}_localrank-{trainer.local_rank}.txt"
+                add_log_file(directory.log_dir / name)
         if trainer.is_global_zero:
             warn_on_console()
         metrics = self._install_loggers(directory, trainer)
@@ -168,15 +171,6 @@ class NeMoLogger:
             shutil.copy2(file, directory.log_dir / file.name)
         if target := os.environ.get(RUN_DIR_FILE_VARIABLE):
             write_text(target, str(directory.log_dir))
-
-    def _add_log_file(self, directory: RunDirectory, trainer: Any) -> None:
-        if self.log_local_rank_0_only and trainer.local_rank != 0:
-            return
-        if self.log_global_rank_0_only and not trainer.is_global_zero:
-            return
-        add_log_file(
-            directory.log_dir / f"nemo_log_globalrank-{trainer.global_rank}_localrank-{trainer.local_rank}.txt"
-        )
 
     def _install_loggers(self, directory: RunDirectory, trainer: Any) -> JSONLLogger:
         requested = [item for item in (self.tensorboard, self.wandb, *(self.extra_loggers or ())) if item is not None]
@@ -208,17 +202,12 @@ class NeMoLogger:
         for callback in trainer.callbacks:
             # Both our callback and Lightning's have the base class `Checkpoint`, which defines no directory.
             if isinstance(callback, Checkpoint):
-                _complete_checkpoint(callback, directory)
-
-
-def _complete_checkpoint(callback: Any, directory: RunDirectory) -> None:
-    """Set the directory and the name that a checkpoint callback leaves unset."""
-    if getattr(callback, "dirpath", "") is None:
-        callback.dirpath = str(directory.checkpoints)
-    if getattr(callback, "filename", "") is None:
-        monitor = getattr(callback, "monitor", None)
-        monitored = f"--{{{monitor}:.4f}}" if monitor else "-"
-        callback.filename = f"{directory.name or 'model'}{monitored}-{{step}}-{{consumed_samples}}"
+                if getattr(callback, "dirpath", "") is None:
+                    callback.dirpath = str(directory.checkpoints)
+                if getattr(callback, "filename", "") is None:
+                    monitor = getattr(callback, "monitor", None)
+                    monitored = f"--{{{monitor}:.4f}}" if monitor else "-"
+                    callback.filename = f"{directory.name or 'model'}{monitored}-{{step}}-{{consumed_samples}}"
 
 
 def move_logger(item: Logger, directory: RunDirectory) -> None:
@@ -232,22 +221,16 @@ def move_logger(item: Logger, directory: RunDirectory) -> None:
 
 def recipe_text(task_config: Any) -> Optional[str]:
     """``task_config`` as JSON. Without it, the recipe that the launcher passed. None: neither exists."""
-    if task_config is not None:
-        from nemo2.config.serialize import to_json
+    from nemo2.config.serialize import to_json
 
+    if task_config is not None:
         return to_json(task_config)
     if file := os.environ.get(RECIPE_VARIABLE):
         return Path(file).read_text(encoding="utf-8")
-    return _recipe_of_nemo_run()
-
-
-def _recipe_of_nemo_run() -> Optional[str]:
-    """The recipe of a rank that nemo-run started directly: nemo-run passes the serialized task as a file."""
+    # On a rank that nemo-run started directly, which gets the serialized task as a file.
     files = [argument for argument in sys.argv[1:] if argument.endswith("_fn_or_script") and os.path.isfile(argument)]
     if len(files) != 1 or "nemo_run" not in sys.modules:
         return None
     from nemo_run.core.serialization.zlib_json import ZlibJSONSerializer
-
-    from nemo2.config.serialize import to_json
 
     return to_json(ZlibJSONSerializer().deserialize(Path(files[0]).read_text(encoding="utf-8")))

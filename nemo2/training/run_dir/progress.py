@@ -14,9 +14,9 @@ from typing import IO, Any, Optional
 from lightning.pytorch.callbacks.progress.progress_bar import ProgressBar
 from lightning.pytorch.loggers.logger import Logger
 
+from nemo2.base.columns import is_terminal
 from nemo2.config.capture import configurable
 from nemo2.training.run_dir.progress_line import format_line
-from nemo2.training.run_dir.terminal import is_terminal
 
 _NEVER_AVERAGED = frozenset({"global_step", "step", "consumed_samples", "global_batch_size", "lr", "epoch"})
 
