@@ -33,6 +33,7 @@ from nemo2.launch.local import (
 )
 from nemo2.launch.rank import MAIN
 from nemo2.launch.rank_files import with_arguments
+from nemo2.launch.request import LaunchRequest
 from nemo2.launch.result import RunResult, Status
 from nemo2.launch.signals import own_signals, raise_on_signals
 from nemo2.launch.stream import RunDisplay
@@ -83,19 +84,12 @@ class _Experiment(nemo_run.Experiment):
         return config
 
 
-def on_experiment(
-    recipe: Any,
-    executor: Any,
-    *,
-    name: str,
-    experiment_id: str,
-    dryrun: bool,
-    detach: bool,
-    reasons: list[str],
-) -> RunResult:
-    """Run a recipe on ``executor`` and follow it, or print what would be started, with the ``reasons`` of its
-    settings. Changes the executor."""
+def on_experiment(request: LaunchRequest) -> RunResult:
+    """Run a recipe on its executor and follow it, or print what would be started, with the reasons of its settings. Changes the
+    executor."""
     started = time.monotonic()
+    recipe, executor, name, experiment_id = request.recipe, request.executor, request.name, request.experiment_id
+    dryrun, detach = request.dryrun, request.detach
     local = isinstance(executor, nemo_run.LocalExecutor)
     if type(executor).__name__.startswith("Skypilot"):
         _fix_skypilot_dry_run()
@@ -129,9 +123,9 @@ def on_experiment(
             # Unwrapped: nemo-run's own dry run breaks the lines of a job at the terminal's width.
             jobs = (str(getattr(job, "_dryrun_info", "")) for job in experiment.jobs)
             print(describe(executor, name) if local else "\n".join(jobs))
-            if reasons:
-                print("\n".join(["because", *(f"  {line}" for line in reasons)]))
-            return RunResult(status="dryrun", exit_code=0, experiment_id=experiment_id)
+            if request.reasons:
+                print("\n".join(["because", *(f"  {line}" for line in request.reasons)]))
+            return request.result("dryrun")
         if local:
             refuse_untrusted_kernel_cache(executor.env_vars.get(KERNEL_CACHE))
         before = child_processes()
@@ -139,7 +133,7 @@ def on_experiment(
         # torchx has installed its own handlers, which neither act like Ctrl-C nor end the ranks.
         raise_on_signals()
         if detach and getattr(experiment, "detach", False):
-            return RunResult(status="submitted", exit_code=0, experiment_id=experiment_id)
+            return request.result("submitted")
         log_dir = Path(experiment.jobs[0].executor.job_dir)
         if not local:  # nemo-run shows the log
             for job in experiment.jobs:
@@ -148,8 +142,14 @@ def on_experiment(
             state = _follow(experiment, log_dir, before, faults=staging / "faults") if local else _status(experiment)
     file = staging / "run_dir"
     run_dir = Path(file.read_text(encoding="utf-8")) if file.is_file() else None
-    result = {"experiment_id": experiment_id, "log_dir": log_dir, "run_dir": run_dir}
-    return _ending(state, staging, seconds=time.monotonic() - started, **result)
+    facts = {"log_dir": log_dir, "run_dir": run_dir, "seconds": time.monotonic() - started}
+    failure = None if state == "SUCCEEDED" else explain_failure(fault_dir=staging / "faults", log_dir=log_dir)
+    shutil.rmtree(staging, ignore_errors=True)
+    if failure is None:
+        return request.result("succeeded", **facts)
+    status: Status = "cancelled" if state == "CANCELLED" else "failed"
+    code = EXIT_PREEMPTED if failure.exit_code == EXIT_PREEMPTED else 1
+    return request.result(status, code, failure=failure, **facts)
 
 
 def _fix_skypilot_dry_run() -> None:
@@ -162,17 +162,6 @@ def _fix_skypilot_dry_run() -> None:
 
     if not hasattr(common_utils, "dump_yaml_str"):
         common_utils.dump_yaml_str = yaml_utils.dump_yaml_str
-
-
-def _ending(state: str, staging: Path, *, log_dir: Path, **result: Any) -> RunResult:
-    """The result of a run whose end nemo-run calls ``state``. Removes the run's staging files."""
-    failure = None if state == "SUCCEEDED" else explain_failure(fault_dir=staging / "faults", log_dir=log_dir)
-    shutil.rmtree(staging, ignore_errors=True)
-    if failure is None:
-        return RunResult(status="succeeded", exit_code=0, log_dir=log_dir, **result)
-    status: Status = "cancelled" if state == "CANCELLED" else "failed"
-    code = EXIT_PREEMPTED if failure.exit_code == EXIT_PREEMPTED else 1
-    return RunResult(status=status, exit_code=code, failure=failure, log_dir=log_dir, **result)
 
 
 def prepare_executor(executor: Any, *, staging: Path) -> dict[str, str]:

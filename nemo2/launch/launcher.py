@@ -22,6 +22,7 @@ from nemo2.launch.clusters import resolve_executor
 from nemo2.launch.environment import set_variables
 from nemo2.launch.experiment import on_experiment
 from nemo2.launch.plugins import Plugins, apply_plugins, build_plugins
+from nemo2.launch.request import LaunchRequest
 from nemo2.launch.result import RunResult
 from nemo2.launch.shape import give_shape
 from nemo2.launch.slurm.run import on_slurm
@@ -123,17 +124,26 @@ def launch(
     _warn_of_random_data(recipe)
     give_shape(executor, devices=devices, nodes=nodes)
     reasons += set_variables(executor, recipe, machine, devices=devices, nodes=nodes)
-    options: Any = {"name": title, "experiment_id": experiment_id, "dryrun": dryrun, "detach": detach}
-    options["reasons"] = reasons
+    request = LaunchRequest(
+        recipe=recipe,
+        executor=executor,
+        name=title,
+        experiment_id=experiment_id,
+        devices=devices,
+        nodes=nodes,
+        dryrun=dryrun,
+        detach=detach,
+        reasons=tuple(reasons),
+        chain=chain,
+    )
     if isinstance(executor, nemo_run.SlurmExecutor):
-        shape: Any = {"devices": devices, "nodes": nodes}
-        result = on_slurm(recipe, executor, settings or ClusterSettings(), **options, **shape, chain=chain)
+        result = on_slurm(request, settings or ClusterSettings())
     elif type(executor).__name__ == "KubeflowExecutor":  # importing its class needs an optional package
         from nemo2.launch.kubeflow.run import on_kubeflow
 
-        result = on_kubeflow(recipe, executor, **options)
+        result = on_kubeflow(request)
     else:
-        result = on_experiment(recipe, executor, **options)
+        result = on_experiment(request)
     if result.failure is not None and raise_on_failure:
         raise result.failure
     if not quiet:

@@ -18,6 +18,7 @@ from nemo2.launch.failure import RankFailure
 from nemo2.launch.kubeflow.manifest import Form, job_name, own_modules, train_job
 from nemo2.launch.kubeflow.pod import read_termination_message
 from nemo2.launch.local import split_secrets
+from nemo2.launch.request import LaunchRequest
 from nemo2.launch.result import RunResult
 from nemo2.launch.stream import without_rank
 from nemo2.training.run_dir.directory import VERSION_VARIABLE, timestamp
@@ -28,22 +29,14 @@ _JOB_LABEL, _NUMBER_LABEL = "jobset.sigs.k8s.io/jobset-name", "batch.kubernetes.
 _PAUSE_SECONDS = 2.0
 
 
-def on_kubeflow(
-    recipe: Any,
-    executor: Any,
-    *,
-    name: str,
-    experiment_id: str,
-    dryrun: bool,
-    detach: bool,
-    reasons: list[str],
-) -> RunResult:
-    """Submit a recipe as a TrainJob and follow it, or print its manifest with the ``reasons`` of its settings. Ctrl-C leaves
-    the job running.
+def on_kubeflow(request: LaunchRequest) -> RunResult:
+    """Submit a recipe as a TrainJob and follow it, or print its manifest with the reasons of its settings. Ctrl-C leaves the
+    job running.
 
     Raises:
         ConfigError: the cluster rejects the job, or can't be reached.
     """
+    recipe, executor = request.recipe, request.executor
     variables, secrets = split_secrets({VERSION_VARIABLE: timestamp(), **executor.env_vars})
     if secrets:
         print(
@@ -56,31 +49,30 @@ def on_kubeflow(
             f"warning: {', '.join(modules)}: the recipe uses code of this machine. Make sure that the image contains it.",
             file=sys.stderr,
         )
-    job = job_name(name, experiment_id)
+    job = job_name(request.name, request.experiment_id)
 
     def body(form: Form) -> dict[str, Any]:
         return train_job(recipe, executor, name=job, variables=variables, form=form)
 
-    if dryrun:
+    if request.dryrun:
         print(yaml.safe_dump(body("runtimePatches"), sort_keys=False, width=10**6), end="")
-        if reasons:
-            print("\n".join(["", "# because", *(f"#   {line}" for line in reasons)]))
-        return RunResult(status="dryrun", exit_code=0, experiment_id=experiment_id)
+        if request.reasons:
+            print("\n".join(["", "# because", *(f"#   {line}" for line in request.reasons)]))
+        return request.result("dryrun")
     started = time.monotonic()
     _create(executor, body)
     where = f"-n {executor.namespace}"
     print(f"submitted as TrainJob {job} in {executor.namespace}: kubectl get trainjob {job} {where}", flush=True)
-    result: dict[str, Any] = {"experiment_id": experiment_id, "jobs": (job,)}
-    if detach:
-        return RunResult(status="submitted", exit_code=0, **result)
+    if request.detach:
+        return request.result("submitted", jobs=(job,))
     try:
         state = follow(executor, job)
     except KeyboardInterrupt:
         print(f"\nThe run continues. `kubectl delete trainjob {job} {where}` saves and ends it.", file=sys.stderr)
         raise
-    result["seconds"] = time.monotonic() - started
+    facts: dict[str, Any] = {"jobs": (job,), "seconds": time.monotonic() - started}
     if state == "Succeeded":
-        return RunResult(status="succeeded", exit_code=0, **result)
+        return request.result("succeeded", **facts)
     words = first_error(executor, job)
     error = "no pod has written output" if words is None else f"{words['kind']}: {words['message']}".removeprefix(": ")
     rank = None if words is None else words["rank"]
@@ -88,7 +80,7 @@ def on_kubeflow(
     code = EXIT_PREEMPTED if words is not None and words["kind"] == Preempted.__name__ else 1
     message = f"{who}: {error.rstrip('.')}. Logs: kubectl logs -l {_JOB_LABEL}={job} {where} --prefix"
     failure = RankFailure(message, rank=rank, exit_code=code, details="", log_dir=Path())
-    return RunResult(status="failed" if state == "Failed" else "cancelled", exit_code=code, failure=failure, **result)
+    return request.result("failed" if state == "Failed" else "cancelled", code, failure=failure, **facts)
 
 
 def follow(executor: Any, job: str) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 
 from nemo2.errors import EXIT_PREEMPTED
 from nemo2.launch.failure import RankFailure
+from nemo2.launch.request import LaunchRequest
 from nemo2.launch.result import RunResult, Status
 from nemo2.launch.slurm.follow import CONTINUED, follow, run_directory
 from nemo2.launch.slurm.script import job_script
@@ -16,52 +17,36 @@ from nemo2.launch.slurm.shell import shell_of
 from nemo2.launch.slurm.start import prepare, submit
 
 
-def on_slurm(
-    recipe: Any,
-    executor: Any,
-    settings: ClusterSettings,
-    *,
-    name: str,
-    experiment_id: str,
-    devices: int,
-    nodes: int,
-    chain: int,
-    dryrun: bool,
-    detach: bool,
-    reasons: list[str],
-) -> RunResult:
-    """Submit a recipe as a job and follow it, or print the job with the ``reasons`` of its settings. Ctrl-C leaves the
-    job to Slurm."""
-    job, secrets = prepare(
-        recipe, executor, settings, name=name, experiment_id=experiment_id, devices=devices, nodes=nodes, chain=chain
-    )
-    if dryrun:
+def on_slurm(request: LaunchRequest, settings: ClusterSettings) -> RunResult:
+    """Submit a recipe as a job and follow it, or print the job with the reasons of its settings. Ctrl-C leaves the job to
+    Slurm."""
+    job, secrets = prepare(request, settings)
+    if request.dryrun:
         print(job_script(job), end="")
-        notes = [f"  {line}" for line in reasons] + [f"  {key}: in a file of mode 0600" for key in sorted(secrets)]
+        notes = [*request.reasons, *(f"{key}: in a file of mode 0600" for key in sorted(secrets))]
         if notes:
-            print("\n".join(["", "# because", *(f"# {line}" for line in notes)]))
-        return RunResult(status="dryrun", exit_code=0, experiment_id=experiment_id)
+            print("\n".join(["", "# because", *(f"#   {line}" for line in notes)]))
+        return request.result("dryrun")
     started = time.monotonic()
-    submission = submit(job, recipe, executor, settings, secrets=secrets, chain=chain)
-    result: dict[str, Any] = {"experiment_id": experiment_id, "log_dir": Path(submission.folder)}
-    result["jobs"] = tuple(submission.jobs)
+    submission = submit(job, request, settings, secrets=secrets)
+    facts: dict[str, Any] = {"log_dir": Path(submission.folder), "jobs": tuple(submission.jobs)}
     print(f"submitted as job {' '.join(submission.jobs)}; its folder: {submission.folder}", flush=True)
-    if detach:
-        return RunResult(status="submitted", exit_code=0, **result)
-    shell = shell_of(executor.tunnel)
+    if request.detach:
+        return request.result("submitted", **facts)
+    shell = shell_of(request.executor.tunnel)
     try:
         ending = follow(submission, shell)
     except KeyboardInterrupt:
         print(f"\nThe run continues. `scancel {' '.join(submission.jobs)}` saves and ends it.", file=sys.stderr)
         raise
     directory = run_directory(shell, submission.folder)
-    result |= {"run_dir": Path(directory) if directory else None, "seconds": time.monotonic() - started}
+    facts |= {"run_dir": Path(directory) if directory else None, "seconds": time.monotonic() - started}
     if ending.state == "done":
-        return RunResult(status="succeeded", exit_code=0, **result)
+        return request.result("succeeded", **facts)
     if ending.state == CONTINUED:
         print(ending.message, flush=True)
-        return RunResult(status="continued", exit_code=EXIT_PREEMPTED, **result)
+        return request.result("continued", EXIT_PREEMPTED, **facts)
     message = f"{ending.message.rstrip('.')}. Logs of all ranks: {submission.folder}/lives"
     failure = RankFailure(message, rank=ending.rank, exit_code=1, details="", log_dir=Path(submission.folder))
     status: Status = "cancelled" if ending.state == "cancelled" else "failed"
-    return RunResult(status=status, exit_code=1, failure=failure, **result)
+    return request.result(status, 1, failure=failure, **facts)

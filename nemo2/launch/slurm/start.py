@@ -22,6 +22,7 @@ from nemo2.errors import ConfigError
 from nemo2.launch.import_path import own_folders, path_variables, requested_path, write_hook
 from nemo2.launch.local import split_secrets
 from nemo2.launch.rank_files import rank_files
+from nemo2.launch.request import LaunchRequest
 from nemo2.launch.shape import launcher_of
 from nemo2.launch.slurm import queue
 from nemo2.launch.slurm.job_result import RUN_DIR
@@ -51,30 +52,21 @@ _NEMO_RUNS_TIME = "00:10:00"
 _MIN_GRACE, _WRITE_BYTES_PER_SECOND = 60, 0.5e9
 
 
-def prepare(
-    recipe: Any,
-    executor: Any,
-    settings: ClusterSettings,
-    *,
-    name: str,
-    experiment_id: str,
-    devices: int,
-    nodes: int,
-    chain: int = 1,
-) -> tuple[Job, dict[str, str]]:
+def prepare(request: LaunchRequest, settings: ClusterSettings) -> tuple[Job, dict[str, str]]:
     """The job of a recipe, and the variables that are not in its script. Sets the directory of runs in the recipe.
 
     Raises:
         ConfigError: the executor asks for something that a run can't have.
     """
-    shell = shell_of(executor.tunnel)
-    job = job_of(executor, settings, name=name, experiment_id=experiment_id, devices=devices, nodes=nodes)
+    recipe, executor, nodes = request.recipe, request.executor, request.nodes
+    shell, names = shell_of(executor.tunnel), {"name": request.name, "experiment_id": request.experiment_id}
+    job = job_of(executor, settings, devices=request.devices, nodes=nodes, **names)
     runs = _set_run_directory(recipe, settings, shell, job.folder)
     for key in executor.env_vars:
         if not _NAME.match(key):
             raise ConfigError(f"env: {key!r} is not a valid variable name. Use letters, digits and underscores.")
     resumes = _resumes(recipe)
-    if not resumes and (settings.requeue or chain > 1):
+    if not resumes and (settings.requeue or request.chain > 1):
         _warn("resume.resume_if_exists is not set, so the job does not restart when it is interrupted.")
     return replace(
         job,
@@ -88,7 +80,7 @@ def prepare(
         workdir=str(Path.cwd()) if shell.local and not executor.container_image else f"{job.folder}/code",
         container_mounts=(*_own_mounts(recipe, runs), *executor.container_mounts),
         grace_seconds=_grace(recipe, settings, nodes=nodes, limit=limit_seconds(job.time)),
-        requeue=settings.requeue and resumes and chain == 1,
+        requeue=settings.requeue and resumes and request.chain == 1,
     ), split_secrets(executor.env_vars)[1]
 
 
@@ -134,25 +126,18 @@ def job_of(executor: Any, settings: ClusterSettings, *, name: str, experiment_id
     )
 
 
-def submit(
-    job: Job,
-    recipe: Any,
-    executor: Any,
-    settings: ClusterSettings,
-    *,
-    secrets: Mapping[str, str],
-    chain: int = 1,
-) -> Submission:
-    """Copy the job's folder to its target, and submit its script ``chain`` times, each job after the one before it.
+def submit(job: Job, request: LaunchRequest, settings: ClusterSettings, *, secrets: Mapping[str, str]) -> Submission:
+    """Copy the job's folder to its target, and submit its script ``request.chain`` times, each job after the one before it.
 
     Raises:
         ConfigError: Slurm rejects the job, or its code can't be shipped.
     """
-    shell = shell_of(executor.tunnel)
+    tunnel, chain = request.executor.tunnel, request.chain
+    shell = shell_of(tunnel)
     with tempfile.TemporaryDirectory() as temporary:
         staged = Path(temporary) / "job"
         staged.mkdir(mode=0o700)
-        _write_job_folder(staged, job, recipe, executor, settings, secrets)
+        _write_job_folder(staged, job, request, settings, secrets)
         shell.place(staged, job.folder)
     jobs: list[str] = []
     try:
@@ -163,7 +148,6 @@ def submit(
         raise
     if chain > 1:
         shell.run(f"printf '%s\\n' {' '.join(jobs)} > {quote(job.folder)}/chain")
-    tunnel = executor.tunnel
     ssh = {} if shell.local else {key: getattr(tunnel, key) for key in ("host", "user", "port", "identity")}
     submission = Submission(name=job.name, folder=job.folder, jobs=jobs, ssh=ssh)
     submission.save()
@@ -201,18 +185,18 @@ def _resumes(recipe: Any) -> bool:
 
 
 def _write_job_folder(
-    staged: Path, job: Job, recipe: Any, executor: Any, settings: ClusterSettings, secrets: Mapping[str, str]
+    staged: Path, job: Job, request: LaunchRequest, settings: ClusterSettings, secrets: Mapping[str, str]
 ) -> None:
     from nemo_run.core.packaging.git import GitArchivePackager
 
-    for name, text in {**rank_files(recipe), SCRIPT: job_script(job)}.items():
+    for name, text in {**rank_files(request.recipe), SCRIPT: job_script(job)}.items():
         (staged / name).write_text(text, encoding="utf-8")
     if secrets:
         lines = [f"export {name}={quote(value)}" for name, value in sorted(secrets.items())]
         private = os.open(staged / SECRETS, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with open(private, "w", encoding="utf-8") as file:
             file.write("\n".join(lines) + "\n")
-    packager = executor.packager
+    packager = request.executor.packager
     # nemo-run's default silently ships the commit, and fails outside a repository. Here the profile decides.
     own = packager if packager is not None and packager != GitArchivePackager() else None
     leave_out = [Path(get_nemorun_home())]

@@ -199,15 +199,15 @@ class NeMoLogger:
                 logger.warning("log.ckpt replaces the checkpoint callback that the trainer had.")
             # Last, where Lightning keeps checkpoint callbacks, so that saves include the other callbacks' results.
             trainer.callbacks[:] = [*others, self.ckpt]
-        for callback in trainer.callbacks:
-            # Both our callback and Lightning's have the base class `Checkpoint`, which defines no directory.
-            if isinstance(callback, Checkpoint):
-                if getattr(callback, "dirpath", "") is None:
-                    callback.dirpath = str(directory.checkpoints)
-                if getattr(callback, "filename", "") is None:
-                    monitor = getattr(callback, "monitor", None)
-                    monitored = f"--{{{monitor}:.4f}}" if monitor else "-"
-                    callback.filename = f"{directory.name or 'model'}{monitored}-{{step}}-{{consumed_samples}}"
+        # Both our callback and Lightning's have the base class `Checkpoint`, which defines no directory.
+        checkpoints: list[Any] = [item for item in trainer.callbacks if isinstance(item, Checkpoint)]
+        for callback in checkpoints:
+            if getattr(callback, "dirpath", "") is None:
+                callback.dirpath = str(directory.checkpoints)
+            if getattr(callback, "filename", "") is None:
+                monitor = getattr(callback, "monitor", None)
+                monitored = f"--{{{monitor}:.4f}}" if monitor else "-"
+                callback.filename = f"{directory.name or 'model'}{monitored}-{{step}}-{{consumed_samples}}"
 
 
 def move_logger(item: Logger, directory: RunDirectory) -> None:

@@ -23,6 +23,7 @@ from nemo2.config import Config, Partial
 from nemo2.errors import ConfigError, RuntimeFault
 from nemo2.launch import RankFailure, launch
 from nemo2.launch.rank import end_with_a_later_life
+from nemo2.launch.request import LaunchRequest
 from nemo2.launch.slurm import job_result, probing, queue, ship
 from nemo2.launch.slurm.job_result import ASKED, STALLED, history, judge, record
 from nemo2.launch.slurm.script import MOST_UNJUDGED, SCRIPT, Job, job_script
@@ -760,15 +761,19 @@ def test_what_a_run_of_ranks_cant_have_is_refused(fields, message):
         job_of(unusable, ClusterSettings(), name="x", experiment_id="x_1", devices=2, nodes=1)
 
 
+def requested(recipe, on):
+    shape = {"name": "x", "experiment_id": "x_1", "devices": 2, "nodes": 1}
+    return LaunchRequest(recipe=recipe, executor=on, **shape)
+
+
 def test_relative_directories_become_absolute_where_the_job_is_submitted(tmp_path, slurm):
     from nemo2.recipes import llama_tiny
 
     recipe = llama_tiny.pretrain_recipe(dir="my runs", name="x")
-    launch = {"name": "x", "experiment_id": "x_1", "devices": 2, "nodes": 1}
-    prepare(recipe, executor(tmp_path), ClusterSettings(), **launch)
+    prepare(requested(recipe, executor(tmp_path)), ClusterSettings())
     assert recipe.log.log_dir == f"{tmp_path}/my runs"
     with pytest.raises(ConfigError, match="not a valid variable name"):
-        prepare(recipe, executor(tmp_path, env_vars={"A B": ""}), ClusterSettings(), **launch)
+        prepare(requested(recipe, executor(tmp_path, env_vars={"A B": ""})), ClusterSettings())
 
 
 @pytest.mark.parametrize("code", ["tree", "none"])
@@ -780,9 +785,8 @@ def test_own_folders_are_on_the_path_of_ranks_as_copies_or_where_they_are(tmp_pa
     monkeypatch.chdir(cwd)
     own = [str(cwd), str(cwd / "inside"), f"{cwd}-2"]
     monkeypatch.setattr("nemo2.launch.slurm.start.own_folders", lambda: own)
-    settings = ClusterSettings(code=code)
-    launch = {"name": "x", "experiment_id": "x_1", "devices": 2, "nodes": 1}
-    prepared, _ = prepare(llama_tiny.pretrain_recipe(), executor(tmp_path), settings, **launch)
+    request = requested(llama_tiny.pretrain_recipe(), executor(tmp_path))
+    prepared, _ = prepare(request, ClusterSettings(code=code))
     copies = [f"{prepared.folder}/code", f"{prepared.folder}/code/inside", f"{cwd}-2"]
     assert prepared.variables["NEMO2_OWN_FOLDERS"].split(":") == (own if code == "none" else copies)
 
@@ -795,8 +799,7 @@ def test_a_container_sees_the_run_its_data_and_the_checkpoint_from_which_it_star
     recipe.data = Config(PreTrainingDataModule, paths=[str(tmp_path / "texts" / "prefix")])
     recipe.resume.resume_from_path = str(tmp_path / "checkpoint")
     (tmp_path / "checkpoint").mkdir()
-    on = executor(tmp_path, container_image="i")
-    prepared, _ = prepare(recipe, on, ClusterSettings(), name="x", experiment_id="x_1", devices=2, nodes=1)
+    prepared, _ = prepare(requested(recipe, executor(tmp_path, container_image="i")), ClusterSettings())
     folders = [f"{tmp_path}/{name}" for name in ("runs", "texts", "checkpoint")]
     assert list(prepared.container_mounts) == [f"{folder}:{folder}" for folder in folders]
 
