@@ -82,9 +82,8 @@ def prompts_of(prompts: Optional[Sequence[str]], input_dataset: Any) -> list[dic
         return [{"input": prompt} for prompt in prompts]
     file = Path(input_dataset if isinstance(input_dataset, str | Path) else input_dataset.test_path)
     records = []
-    lines = StringIO(
-        text_of(0 if str(file) == STANDARD else file)
-    )  # splitlines() also splits at U+2028, which JSON may hold
+    # A text's splitlines() also splits at U+2028, which JSON may hold.
+    lines = StringIO(text_of(0 if str(file) == STANDARD else file))
     for number, line in enumerate(lines, start=1):
         try:
             record = json.loads(line)
