@@ -202,12 +202,17 @@ class NeMoLogger:
         for callback in trainer.callbacks:
             # Both our callback and Lightning's have the base class `Checkpoint`, which defines no directory.
             if isinstance(callback, Checkpoint):
-                if getattr(callback, "dirpath", "") is None:
-                    callback.dirpath = str(directory.checkpoints)
-                if getattr(callback, "filename", "") is None:
-                    monitor = getattr(callback, "monitor", None)
-                    monitored = f"--{{{monitor}:.4f}}" if monitor else "-"
-                    callback.filename = f"{directory.name or 'model'}{monitored}-{{step}}-{{consumed_samples}}"
+                _complete_checkpoint(callback, directory)
+
+
+def _complete_checkpoint(callback: Any, directory: RunDirectory) -> None:
+    """Set the directory and the name that a checkpoint callback leaves unset."""
+    if getattr(callback, "dirpath", "") is None:
+        callback.dirpath = str(directory.checkpoints)
+    if getattr(callback, "filename", "") is None:
+        monitor = getattr(callback, "monitor", None)
+        monitored = f"--{{{monitor}:.4f}}" if monitor else "-"
+        callback.filename = f"{directory.name or 'model'}{monitored}-{{step}}-{{consumed_samples}}"
 
 
 def move_logger(item: Logger, directory: RunDirectory) -> None:
