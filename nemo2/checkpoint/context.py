@@ -142,8 +142,12 @@ def load_context(checkpoint: Path | str, part: Part = "model", *, build: bool = 
         config = from_json(read_bounded(file, at_most=MOST_BYTES), allowed_modules=allowed_modules)
     except (OSError, ConfigError) as error:
         raise CheckpointError(f"{file} does not describe the {part}: {error}") from error
-    if part == "tokenizer":
-        _point_at_files(config, directory / TOKENIZER_FILES)
+    copies = directory / TOKENIZER_FILES
+    if part == "tokenizer" and copies.is_dir():
+        for field in FIELDS:
+            if (value := getattr(config, field, None)) is not None:
+                copied = copies / Path(str(value)).name
+                setattr(config, field, str(copied if copied.is_file() else copies))
     return fiddle.build(config) if build else config
 
 
@@ -254,18 +258,6 @@ def _refuse_changed(directory: Path) -> None:
     names = [name for name in manifest.hashes if not is_loaded(name)]
     if differing := comparing(directory.parent, manifest, names)():
         raise CheckpointError(f"{directory.parent} is damaged: {'; '.join(differing[:5])}.")
-
-
-def _point_at_files(config: Any, directory: Path) -> None:
-    """Let a tokenizer read the copies of its files."""
-    if not directory.is_dir():
-        return
-    for field in FIELDS:
-        value = getattr(config, field, None)
-        if value is None:
-            continue
-        copied = directory / Path(str(value)).name
-        setattr(config, field, str(copied if copied.is_file() else directory))
 
 
 def why_missing(directory: Path, part: str) -> str:

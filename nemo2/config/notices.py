@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lines about settings that change nothing or that the machine determines: logged once per process, on rank 0."""
+"""Settings that change nothing or that the machine determines: lines about them, logged once per process, on rank 0, and the
+refusal of arguments that only NeMo's signatures have."""
 
 import logging
 from collections.abc import Mapping
 from typing import Any
 
 from nemo2.base.place import here
+from nemo2.errors import ConfigError
 
 _log = logging.getLogger(__name__)
 _announced: set[str] = set()
@@ -36,3 +38,18 @@ def warn_without_effect(why: str, **arguments: tuple[Any, Any]) -> None:
         if value != default and sentence not in _announced and here().rank == 0:
             _announced.add(sentence)
             _log.warning("%s", sentence)
+
+
+def only_defaults(why: str, **arguments: tuple[Any, Any]) -> None:
+    """Refuse arguments that NeMo 2.0's entry points have and that mean nothing here, unless they have their defaults.
+
+    Args:
+        why: They mean nothing, a sentence.
+        arguments: The value and the default of each argument.
+
+    Raises:
+        ConfigError: naming the first that has another value.
+    """
+    for name, (value, default) in arguments.items():
+        if value != default:
+            raise ConfigError(f"{name}={value!r}: {why} Leave it out.")

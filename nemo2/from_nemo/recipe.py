@@ -165,7 +165,17 @@ class _Conversion:
                 self._made[id(value)] = self._called(path, value)
             return self._made[id(value)]
         if isinstance(value, Named):
-            return self._constant(path, value)
+            if str(value) in _CONSTANTS:
+                return _CONSTANTS[str(value)]
+            counterpart = find(value.name.rpartition(".")[2])
+            ours = (
+                getattr(import_module(counterpart.home), counterpart.name, None)
+                if counterpart.status == "works" and counterpart.name
+                else None
+            )
+            if value.module.startswith("nemo.") and ours is not None and RecipePolicy().may_be_handed_over(ours):
+                return ours
+            return self._leave(path, value, "nemo2 has no such function")
         if isinstance(value, Mapping):
             return {name: self.value(f"{path}[{name!r}]", one) for name, one in value.items()}
         if isinstance(value, list | tuple):
@@ -233,19 +243,6 @@ class _Conversion:
                 path, call, f"{call.target}: a recipe can't contain {counterpart.home}.{counterpart.name}"
             )
         return ours
-
-    def _constant(self, path: str, named: Named) -> Any:
-        if str(named) in _CONSTANTS:
-            return _CONSTANTS[str(named)]
-        counterpart = find(named.name.rpartition(".")[2])
-        ours = (
-            getattr(import_module(counterpart.home), counterpart.name, None)
-            if counterpart.status == "works" and counterpart.name
-            else None
-        )
-        if named.module.startswith("nemo.") and ours is not None and RecipePolicy().may_be_handed_over(ours):
-            return ours
-        return self._leave(path, named, "nemo2 has no such function")
 
     def _without_arguments(self, path: str, call: Call, cls: type) -> Any:
         parameters = inspect.signature(cls).parameters.values()

@@ -68,10 +68,10 @@ def merge_lora(
     Raises:
         CheckpointError: there is no checkpoint, it is not of a PEFT run, or ``output_path`` exists.
     """
+    from nemo2.config.notices import only_defaults
     from nemo2.hugging_face.checkpoint import Checkpoint
     from nemo2.hugging_face.importing import check_target
     from nemo2.llm.inference import single_process_trainer
-    from nemo2.llm.signatures import only_defaults
     from nemo2.models.peft.adapter import merge
     from nemo2.training.strategies.set_up import set_up
 

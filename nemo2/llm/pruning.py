@@ -22,6 +22,7 @@ from nemo2.base import ranks
 from nemo2.base.backend import get_backend
 from nemo2.base.columns import is_terminal
 from nemo2.config.capture import captured_arguments, configurable
+from nemo2.config.notices import only_defaults
 from nemo2.data.mock import MockDataModule
 from nemo2.hugging_face.checkpoint import Checkpoint
 from nemo2.hugging_face.importing import check_target
@@ -29,7 +30,6 @@ from nemo2.llm.importances import importances_of
 from nemo2.llm.inference import loaded
 from nemo2.llm.pruned import PruningConfig as PruningConfig
 from nemo2.llm.pruned import Sizes
-from nemo2.llm.signatures import only_defaults
 from nemo2.mcore.parallel.inspection import named_parameters
 from nemo2.models.layers.spec import local_layer_spec
 from nemo2.training.strategies.set_up import set_up

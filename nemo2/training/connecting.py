@@ -34,22 +34,10 @@ def connect_parts(
     if config is not None:
         follow_the_data(config, data)
     share_tokenizer(model, data, tokenizer)
-    _share_transform(model, model_transform)
+    own = getattr(model, "model_transform", None)
+    if model_transform is not None and model_transform is not own:
+        transforms = {"model_transform": model_transform, "model.model_transform": own}
+        refuse_two_transforms({place: transform for place, transform in transforms.items() if transform is not None})
+        model.model_transform = model_transform
     if optim is not None:
         optim.connect(model)
-
-
-def _share_transform(model: Any, model_transform: Any) -> None:
-    """Set the model's transform.
-
-    Raises:
-        ConfigError: the model has a different one.
-    """
-    if model_transform is None:
-        return
-    own = getattr(model, "model_transform", None)
-    if model_transform is own:
-        return
-    transforms = {"model_transform": model_transform, "model.model_transform": own}
-    refuse_two_transforms({place: transform for place, transform in transforms.items() if transform is not None})
-    model.model_transform = model_transform

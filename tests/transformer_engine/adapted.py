@@ -48,7 +48,7 @@ def tuned(work: Path, adapter: str) -> dict[str, Any]:
     from support import small_runs
     from support.hf_models import ROWS
 
-    row = next(row for row in ROWS if row.name == crossing.TRAINED[0])
+    row = next(row for row in ROWS if row.name == next(iter(crossing.TRAINED)))
     small_runs.release()
     small_runs.quiet()
     torch.manual_seed(5)

@@ -503,7 +503,7 @@ class ChatEncoder(Encoder):
         behind_last = ids[runs[-1][1]] if runs[-1][1] < len(ids) else None
         # The token that begins a message: the first special one, except for one that begins or ends a text.
         eos, bos = self.tokenizer.eos_id, self.tokenizer.bos_id
-        texts = {eos, bos} if ids.count(bos) < 2 else {eos}
+        texts = {eos, bos} if sum(token == bos for token in ids) < 2 else {eos}
         opening = next((token for token in ids if token in self._special and token not in texts), None)
         for start, whole_end in runs:
             end = self._before_opening(ids, start, whole_end, opening)

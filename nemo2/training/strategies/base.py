@@ -152,22 +152,17 @@ class BaseStrategy(DDPStrategy):
         optim = getattr(model, "optim", None)
         if isinstance(optim, OptimizerModule):
             self._register(optim, optim.lr_scheduler)
-        if self.replace_progress_bar:
-            self._replace_progress_bar(model.trainer)
+        trainer = model.trainer
+        bar = trainer.progress_bar_callback if self.replace_progress_bar else None
+        if type(bar) in (TQDMProgressBar, RichProgressBar):  # the user's own bar stays
+            progress = make_progress(trainer)
+            if isinstance(progress, ProgressPrinter):
+                progress = ProgressPrinter(log_interval=self.progress_interval)
+            trainer.callbacks[trainer.callbacks.index(bar)] = progress  # pyright: ignore[reportAttributeAccessIssue]
 
     @abstractmethod
     def settle(self, model: pl.LightningModule) -> None:
         """Write the strategy's settings into the configurations of ``model`` and of its optimizer."""
-
-    def _replace_progress_bar(self, trainer: pl.Trainer) -> None:
-        """Replace Lightning's default bar with nemo2's bar or line. The user's own bar stays."""
-        bar = trainer.progress_bar_callback
-        if type(bar) not in (TQDMProgressBar, RichProgressBar):
-            return
-        progress = make_progress(trainer)
-        if isinstance(progress, ProgressPrinter):
-            progress = ProgressPrinter(log_interval=self.progress_interval)
-        trainer.callbacks[trainer.callbacks.index(bar)] = progress  # pyright: ignore[reportAttributeAccessIssue]
 
     def _register(self, *objects: Any) -> None:
         self.megatron_callbacks.add(*(item for item in objects if item is not None))

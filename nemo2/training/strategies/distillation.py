@@ -112,7 +112,17 @@ class DistillationCallback(pl.Callback):
         """Raise an error if the teacher can't teach ``student`` in the layout of ``strategy``. Builds nothing."""
         checkpoint = Checkpoint.open(self.teacher_model_path).require_nemo2()
         teacher = checkpoint.model()
-        _refuse_another_vocabulary(student, teacher)
+        vocabularies = []
+        for model in (student, teacher):
+            rows = model.config.vocab_size or f"padded to a multiple of {model.config.make_vocab_size_divisible_by}"
+            vocabularies.append(
+                (getattr(model.tokenizer, "unique_identifiers", None), rows, f"{model.tokenizer!r}, {rows}")
+            )
+        if vocabularies[0][:2] != vocabularies[1][:2]:
+            raise ConfigError(
+                f"The teacher has another vocabulary ({vocabularies[1][2]}) than the student ({vocabularies[0][2]}). Use "
+                "two models with the same tokenizer and the same number of vocabulary rows."
+            )
         checkpoint.refuse_adapters()
         _refuse_layout(strategy, teacher)
 
@@ -262,20 +272,6 @@ def no_virtual_stages(size: int) -> str:
         f"virtual_pipeline_model_parallel_size={size}: distillation doesn't support virtual pipeline stages, because a "
         "teacher has one stage per rank. Leave virtual_pipeline_model_parallel_size unset."
     )
-
-
-def _refuse_another_vocabulary(student: Any, teacher: Any) -> None:
-    vocabularies = []
-    for model in (student, teacher):
-        rows = model.config.vocab_size or f"padded to a multiple of {model.config.make_vocab_size_divisible_by}"
-        vocabularies.append(
-            (getattr(model.tokenizer, "unique_identifiers", None), rows, f"{model.tokenizer!r}, {rows}")
-        )
-    if vocabularies[0][:2] != vocabularies[1][:2]:
-        raise ConfigError(
-            f"The teacher has another vocabulary ({vocabularies[1][2]}) than the student ({vocabularies[0][2]}). Use two models "
-            "with the same tokenizer and the same number of vocabulary rows."
-        )
 
 
 def _refuse_layout(strategy: Any, teacher: Any) -> None:
