@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Long lists of cases in two parts: those that differ in kind run every day, and those that repeat them with other numbers run
-in `make nightly`."""
+"""Long lists of cases in two parts: those that differ in kind run every day, and those that repeat them with other numbers have
+the marker ``nightly`` and run in `make nightly`."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -8,31 +8,26 @@ from typing import Any
 import pytest
 
 
-def daily_and_nightly(cases: Iterable[Any], daily: Iterable[Any]) -> list[Any]:
-    """Two parameters of a fixture or a test: the ``daily`` ones of ``cases``, and the others under the marker ``nightly``.
+def each_case(cases: Iterable[Any], daily: Iterable[Any] | None = None) -> list[Any]:
+    """A parameter for each of ``cases``, a tuple for several arguments; those that aren't ``daily`` run by night.
+
+    Args:
+        cases: Values of a parameter.
+        daily: Those that run every day. None: every eighth, of cases that one function makes, as most recipes.
 
     Raises:
         ValueError: a name of ``daily`` isn't one of the cases.
     """
-    daily = _known(cases := list(cases), daily)
-    others = [case for case in cases if case not in daily]
-    return [pytest.param(daily, id="daily"), pytest.param(others, id="the others", marks=pytest.mark.nightly)]
-
-
-def each_case(cases: Iterable[Any], daily: Iterable[Any]) -> list[Any]:
-    """A parameter for each of ``cases``, a tuple for several arguments; those that aren't ``daily`` are marked ``nightly``.
-
-    Raises:
-        ValueError: a name of ``daily`` isn't one of the cases.
-    """
-    daily = _known(cases := list(cases), daily)
+    cases, daily = _known(cases, daily)
     marks = {True: (), False: pytest.mark.nightly}
     return [pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=marks[case in daily]) for case in cases]
 
 
-def daily_sample(cases: Iterable[Any]) -> list[Any]:
-    """`each_case` of cases that one function makes, as most recipes: every eighth is daily."""
-    return each_case(cases := list(cases), cases[::8])
+def daily_and_nightly(cases: Iterable[Any], daily: Iterable[Any] | None = None) -> list[Any]:
+    """`each_case` for a test or a fixture that takes many cases at once: two parameters, the daily ones and the others."""
+    cases, daily = _known(cases, daily)
+    others = [case for case in cases if case not in daily]
+    return [pytest.param(daily, id="daily"), pytest.param(others, id="the others", marks=pytest.mark.nightly)]
 
 
 def requested(request: pytest.FixtureRequest, *arguments: str) -> list[Any]:
@@ -48,8 +43,9 @@ def requested(request: pytest.FixtureRequest, *arguments: str) -> list[Any]:
     return values
 
 
-def _known(cases: list[Any], daily: Iterable[Any]) -> list[Any]:
-    daily = list(daily)
+def _known(cases: Iterable[Any], daily: Iterable[Any] | None) -> tuple[list[Any], list[Any]]:
+    cases = list(cases)
+    daily = cases[::8] if daily is None else list(daily)
     if unknown := [case for case in daily if case not in cases]:
         raise ValueError(f"daily={unknown}: not one of the cases")
-    return daily
+    return cases, daily

@@ -29,7 +29,9 @@ WARM = (
     "bench.gpu.memory",
     "torch.distributed.run",
     "nemo_run.core.runners.fdl_runner",
+    "nemo2.launch.rank",
     "nemo2.launch.slurm.job_result",
+    "ipykernel_launcher",
 )
 _PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 _COMMAND = '#!{python} -IS\nimport runpy, sys\nsys.argv[0] = {name!r}\nrunpy.run_path({file!r})["ask"]({python!r})\n'

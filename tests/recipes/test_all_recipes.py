@@ -22,7 +22,7 @@ from nemo2.config.codegen import same_tree
 from nemo2.config.show import format_value
 from nemo2.models.walker import shape_of
 from nemo2.preflight.checks import find_problems
-from support.nightly import daily_sample
+from support.nightly import each_case
 
 NAMES = recipes.names()
 FINETUNED = [name for name in NAMES if hasattr(recipes.get(name), "finetune_recipe")]
@@ -83,7 +83,7 @@ def test_every_golden_file_belongs_to_a_recipe(variants):
 
 
 # A golden file says all of every variant, every day.
-@pytest.mark.parametrize("variant", [*daily_sample(PRETRAINING), *daily_sample(FINETUNING)], ids=str)
+@pytest.mark.parametrize("variant", [*each_case(PRETRAINING), *each_case(FINETUNING)], ids=str)
 def test_a_recipe_is_legal_as_it_ships_travels_as_text_and_comes_back_equal(variant):
     recipe, wire = built(variant), ZlibJSONSerializer()
     assert find_problems(recipe) == []
@@ -104,7 +104,7 @@ def test_recipes_build_offline(monkeypatch):
         Variant(name).build()
 
 
-@pytest.mark.parametrize("name", daily_sample(PERFORMANCE))
+@pytest.mark.parametrize("name", each_case(PERFORMANCE))
 def test_performance_mode_may_be_applied_to_what_has_it_already(name):
     fast = Variant(name, performance=True)
     assert same_tree(recipes.get(name).RECIPE.performance(fast.build()), built(fast))

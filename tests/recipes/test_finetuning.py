@@ -13,7 +13,7 @@ from nemo2.config.codegen import same_tree
 from nemo2.models.peft import DoRA
 from nemo2.preflight.checks import find_problems
 from nemo2.recipes.finetune_default import default_finetune_recipe, default_finetune_trainer, nemo_resume
-from support.nightly import daily_sample
+from support.nightly import each_case
 
 NAMES = [name for name in recipes.names() if hasattr(recipes.get(name), "finetune_recipe")]
 _NAMES_OF_NEMO = Path(__file__).parents[2].joinpath("tools", "nemo_names.txt").read_text()
@@ -31,7 +31,7 @@ def test_every_model_that_nemo_fine_tunes_is_there():
     assert len({*NEMOS_RECIPES.split()} & {*NAMES}) == NEMOS
 
 
-@pytest.mark.parametrize("name", daily_sample(NAMES))
+@pytest.mark.parametrize("name", each_case(NAMES))
 def test_dora_is_lora_with_lengths(name):
     lora, dora = build(name, "lora"), build(name, "DoRA")
     assert fdl.get_callable(dora.peft) is DoRA

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every call into Transformer Engine is in the tables, has a row on the page, and a test that exists."""
+"""Every call into Transformer Engine is in the tables, and the page is written from them."""
 
-import ast
 from pathlib import Path
 from typing import Any
 
@@ -37,9 +36,8 @@ def test_the_page_is_written_from_the_tables():
     assert te_calls.PAGE.read_text() == te_calls.page(), "run make fmt"
 
 
-def test_every_call_of_megatron_core_and_ours_was_measured_and_is_in_one_group():
+def test_every_call_of_megatron_core_and_ours_was_measured():
     assert len(CALLS) > 40 and CALLS.keys() <= NEWEST.keys(), sorted(CALLS.keys() - NEWEST.keys())
-    assert all(te_calls.group_of(name) for name in NEWEST)
 
 
 def test_what_is_passed_is_a_parameter_of_some_version():
@@ -57,17 +55,6 @@ ASKED_FIRST = {
     "transformer_engine.pytorch.fp8.FP8GlobalStateManager.add_fp8_tensors_to_global_buffer(fp8_weights)",
 }
 """Megatron-Core passes the first from 2.3 on, where the function has moved, and the second before 1.13."""
-
-
-ROWS = [*te_calls.GROUPS, *te_calls.BEHAVIOURS, *te_calls.STEPS, *te_calls.SIZES, *te_calls.CAPTURES, *te_calls.LATER]
-
-
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: row[0])
-def test_each_row_names_a_test_that_exists(row):
-    path, _, name = row.test.partition("::")
-    tree = ast.parse((te_calls.ROOT / path).read_text())
-    tests = [one.name for one in tree.body if isinstance(one, ast.FunctionDef) and one.name.startswith("test_")]
-    assert tests and (not name or name in tests)
 
 
 @pytest.mark.parametrize("recipe", CLASS_OF)

@@ -32,7 +32,7 @@ def in_trainer(value: Any) -> Any:
     return tree
 
 
-@pytest.mark.parametrize("names", daily_and_nightly(recipes.names(), recipes.names()[::8]))
+@pytest.mark.parametrize("names", daily_and_nightly(recipes.names()))
 def test_every_recipe_comes_back_equal_travels_as_the_same_text_and_needs_no_formatter(
     tmp_path: Path, names: list[str]
 ) -> None:

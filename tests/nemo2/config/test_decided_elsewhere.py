@@ -19,7 +19,7 @@ from nemo2.mcore.settle import Machine, settle
 from nemo2.recipes import llama3_8b, llama3_8b_16k, llama_tiny
 from nemo2.recipes.precision import mixed_precision
 from support import small_runs
-from support.nightly import daily_sample
+from support.nightly import each_case
 
 PLUGINS = ("bf16_mixed", "fp16_mixed", "fp32")
 
@@ -135,7 +135,7 @@ def test_every_field_that_another_part_decides_reads_as_what_runs(plugin: str, c
 MODULES = [recipes.get(name) for name in recipes.names()]
 
 
-@pytest.mark.parametrize("module", daily_sample(MODULES), ids=lambda module: module.__name__.rpartition(".")[2])
+@pytest.mark.parametrize("module", each_case(MODULES), ids=lambda module: module.__name__.rpartition(".")[2])
 def test_a_trainer_made_alone_reads_as_in_the_recipe(module: Any) -> None:
     alone, whole = module.trainer(), module.pretrain_recipe().trainer
     for path in ("strategy.pipeline_dtype", "strategy.ddp.grad_reduce_in_fp32", "strategy.ddp.check_for_nan_in_grad"):

@@ -4,8 +4,6 @@
 import gc
 import json
 import logging
-import os
-import sys
 from datetime import timedelta
 from pathlib import Path
 
@@ -39,9 +37,8 @@ def experiments_are_gone():
 
 
 @pytest.mark.slow
-def test_a_task_runs_in_another_process(tmp_path, monkeypatch):
-    # nemo-run starts the `python` it finds on PATH.
-    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+def test_a_task_runs_in_another_process(tmp_path, warm_interpreter):
+    """nemo-run starts the ``python`` that it finds on PATH."""
     result = tmp_path / "result.json"
     executor = run.LocalExecutor(env_vars={"PYTHONPATH": str(Path(__file__).parents[3])})
     with run.Experiment("config", base_dir=str(tmp_path / "runs")) as experiment:

@@ -13,7 +13,7 @@ from nemo2.config.overrides import apply_overrides
 from nemo2.config.reading import from_json
 from nemo2.config.serialize import to_json
 from nemo2.recipes import _shipped
-from support.nightly import daily_sample
+from support.nightly import each_case
 
 
 @pytest.mark.parametrize("strategy", [nl.MegatronStrategy, nl.FabricMegatronStrategy])
@@ -29,7 +29,7 @@ def test_a_strategy_without_buffers_of_its_own_has_their_fields(strategy, explic
 
 
 @pytest.mark.parametrize(
-    "name", daily_sample(name for name in _shipped.names() if hasattr(recipes.get(name), "finetune_recipe"))
+    "name", each_case(name for name in _shipped.names() if hasattr(recipes.get(name), "finetune_recipe"))
 )
 def test_the_first_sentence_of_the_documentation_holds_for_every_fine_tuning_recipe(name):
     recipe = recipes.get(name).finetune_recipe()

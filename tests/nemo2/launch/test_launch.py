@@ -483,7 +483,7 @@ def test_signals_end_the_wait_and_the_handlers_are_put_back(number):
     assert [signal.getsignal(each) for each in signal.Signals] == before
 
 
-def test_a_signal_to_the_launcher_ends_the_ranks(tasks, tmp_path):
+def test_a_signal_to_the_launcher_ends_the_ranks(tasks, tmp_path, warm_interpreter):
     program = textwrap.dedent("""
         import launch_tasks
         from nemo2.config import Partial
@@ -494,7 +494,7 @@ def test_a_signal_to_the_launcher_ends_the_ranks(tasks, tmp_path):
     script = tmp_path / "program.py"
     script.write_text(program)
     process = subprocess.Popen(
-        [sys.executable, str(script)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        [warm_interpreter, str(script)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     )
     try:
         assert process.stdout.readline() == "waiting\n"

@@ -641,6 +641,13 @@ def program(tmp_path, monkeypatch, slurm):
     sys.modules.pop("slurm_program", None)
 
 
+@pytest.fixture
+def warm_program(program, tmp_path, monkeypatch, warm_interpreter):
+    """`program` for ranks that are forks, which look for the user's modules where the variable says, and nowhere else."""
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
+    return program
+
+
 def executor(tmp_path, **fields):
     fields = {"account": "", "time": "30", "tunnel": nemo_run.LocalTunnel(job_dir=str(tmp_path / "jobs"))} | fields
     return nemo_run.SlurmExecutor(**fields)
@@ -660,25 +667,21 @@ def test_a_job_runs_to_its_end_with_the_shipped_code_and_no_secret_in_anybodys_s
     assert capsys.readouterr().out.count("rank speaks") == 1
 
 
-def test_a_run_that_is_asked_to_stop_comes_back_by_itself_until_it_is_done(
-    program, tmp_path, monkeypatch, slurm, warm_interpreter
-):
+def test_a_run_that_is_asked_to_stop_comes_back_by_itself_until_it_is_done(warm_program, tmp_path, monkeypatch, slurm):
     # What the recipe of a real run has; a function that trains nothing has no such field.
     monkeypatch.setattr("nemo2.launch.slurm.start._resumes", lambda recipe: True)
-    task = Partial(program.stops_twice, place=str(tmp_path / "done"))
+    task = Partial(warm_program.stops_twice, place=str(tmp_path / "done"))
     result = launch(task, executor(tmp_path), devices=1, nodes=1, name="stops", check=False)
     assert result.status == "succeeded" and (tmp_path / "done").read_text() == "3"
     assert (slurm / "scontrol.asked").read_text().count("requeue 7") == 2
 
 
-def test_a_wrong_setting_is_told_in_its_own_words_and_not_tried_again(
-    program, tmp_path, monkeypatch, slurm, warm_interpreter
-):
+def test_a_wrong_setting_is_told_in_its_own_words_and_not_tried_again(warm_program, tmp_path, monkeypatch, slurm):
     monkeypatch.setattr("nemo2.launch.slurm.start._resumes", lambda recipe: True)
     with pytest.raises(
         RankFailure, match="rank 0 failed first: ConfigError: a=1 is not 2. Logs of all ranks: "
     ) as caught:
-        launch(Partial(program.wrong, place=""), executor(tmp_path), devices=1, nodes=1, name="wrong", check=False)
+        launch(Partial(warm_program.wrong, place=""), executor(tmp_path), devices=1, nodes=1, name="wrong", check=False)
     assert caught.value.rank == 0 and "requeue" not in (slurm / "scontrol.asked").read_text()
 
 
@@ -709,10 +712,10 @@ def test_a_dry_run_prints_a_script_that_can_be_pasted(program, tmp_path, capsys,
 
 
 def test_a_chain_is_submitted_each_after_the_one_before_and_cancelled_where_it_isnt_needed(
-    program, tmp_path, slurm, monkeypatch, warm_interpreter
+    warm_program, tmp_path, slurm, monkeypatch
 ):
     monkeypatch.setenv("HELD", "1")
-    task = Partial(program.stops_twice, place=str(tmp_path / "done"))
+    task = Partial(warm_program.stops_twice, place=str(tmp_path / "done"))
     result = launch(task, executor(tmp_path), devices=1, nodes=1, name="chain", check=False, detach=True, chain=3)
     folder = result.log_dir
     assert folder is not None and (folder / "chain").read_text().split() == ["7", "7", "7"]

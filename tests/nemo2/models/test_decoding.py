@@ -9,7 +9,7 @@ import torch
 
 from nemo2.base.backend.extras import has
 from support import hf_parity as parity
-from support.hf_models import DAILY, ROWS, VOCABULARY, released_config
+from support.hf_models import ROWS, VOCABULARY, released_config
 from support.nightly import daily_and_nightly
 
 LENGTHS, NEW, SOME, FEWER = (3, 7, 7, 17), 24, 12, 4
@@ -36,6 +36,8 @@ SPREAD = (
 )
 """The families that are tried at more layouts, and write ``SOME`` tokens without a cache; the others write ``FEWER`` there, as
 all do at other layouts."""
+DAILY = (*SPREAD, "Llama 4 Scout", "GPT-OSS", "Mamba 2", "StarCoder", "Qwen3-Next", "Ministral 3", "Hunyuan")
+"""A row for each kind of layer that looks at where a sequence begins, or keeps something of it."""
 
 ONE_BY_ONE = ("Llama, dynamic scaling", "Llama 4 Scout", "Phi-3 mini and medium, 128k")
 """Rows whose answers depend on the rows beside them in transformers: on the padding in front, or on the longest."""

@@ -14,6 +14,7 @@ from nemo2.data.tokenizer import ByteTokenizer
 from nemo2.errors import DataError
 from support import finetuned_runs, small_chats
 from support.finetuned_runs import SEQ
+from support.nightly import each_case, requested
 
 CP2, TP2 = {"context_parallel_size": 2}, {"tensor_model_parallel_size": 2, "sequence_parallel": True}
 CASES: dict[str, tuple[bool, dict[str, Any]]] = {
@@ -61,12 +62,13 @@ def data_of(root: str, tokenizer: Any, *, packed: bool, cp: int) -> ChatDataModu
     return make(global_batch_size=len(pack(lengths, SEQ, align=2 * cp if cp > 1 else 1)))
 
 
-def every_case(root: str) -> dict[str, Any]:
+def runs(root: str, names: list[str]) -> dict[str, Any]:
     from nemo2.data.tokenizer import AutoTokenizer
 
     tokenizer = AutoTokenizer(f"{root}/tokenizer", local_files_only=True)
     found = {}
-    for name, (packed, layout) in CASES.items():
+    for name in names:
+        packed, layout = CASES[name]
         data = data_of(root, tokenizer, packed=packed, cp=layout.get("context_parallel_size", 1))
         found[name] = finetuned_runs.train(data, **layout)
         found[name]["padding"] = {split: vars(fullness) for split, fullness in data.fullness.items()}
@@ -97,8 +99,9 @@ def alone(run_on_ranks, root) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def found(run_on_ranks, root, alone) -> list[dict[str, Any]]:
-    return run_on_ranks(every_case, 2, str(root), timeout=280)
+def found(request, run_on_ranks, root, alone) -> list[dict[str, Any]]:
+    compared = [f"{layout}{packed}" for layout in requested(request, "layout") for packed in ("", " packed")]
+    return run_on_ranks(runs, 2, str(root), sorted({*requested(request, "name"), *compared}), timeout=280)
 
 
 @pytest.fixture(scope="module")
@@ -124,7 +127,10 @@ def test_packed_is_unpacked(alone):
         torch.testing.assert_close(packed["gradients"][name], gradient, atol=1e-5, rtol=0, msg=name)
 
 
-@pytest.mark.parametrize("name", ["dp2", "dp2 packed", "cp2", "cp2 packed"])
+REPLICAS = ("dp2", "dp2 packed", "cp2", "cp2 packed")
+
+
+@pytest.mark.parametrize("name", each_case(REPLICAS, ("dp2 packed", "cp2 packed")))
 def test_replicas_and_context_ranks_train_as_one_process(alone, found, name):
     for rank in found:
         assert rank[name]["losses"] == pytest.approx(alone["plain"]["losses"], abs=2e-6)
@@ -132,18 +138,18 @@ def test_replicas_and_context_ranks_train_as_one_process(alone, found, name):
             torch.testing.assert_close(rank[name]["gradients"][parameter], gradient, atol=1e-5, rtol=0, msg=parameter)
 
 
-@pytest.mark.parametrize("name", ["dp2", "cp2", "tp2 sp", "pp2"])
-def test_packed_is_unpacked_in_every_layout(found, name):
+@pytest.mark.parametrize("layout", each_case(("dp2", "cp2", "tp2 sp", "pp2"), ("tp2 sp", "pp2")))
+def test_packed_is_unpacked_in_every_layout(found, layout):
     """Tensor-parallel ranks and stages begin with weights of their own, so that each layout is compared with itself."""
     for rank in found:
-        assert rank[f"{name} packed"]["losses"] == pytest.approx(rank[name]["losses"], abs=1e-6)
-        assert rank[f"{name} packed"]["tokens"] == rank[name]["tokens"]
+        assert rank[f"{layout} packed"]["losses"] == pytest.approx(rank[layout]["losses"], abs=1e-6)
+        assert rank[f"{layout} packed"]["tokens"] == rank[layout]["tokens"]
 
 
 def test_padding_is_less_packed(found):
-    for name, (packed, _) in CASES.items():
-        if packed:
-            padding = found[0][name]["padding"]["train"]
+    for name, run in found[0].items():
+        if CASES[name][0]:
+            padding = run["padding"]["train"]
             assert padding["padding"] < padding["padding_unpacked"] - 0.1
 
 

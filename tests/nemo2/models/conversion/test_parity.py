@@ -11,7 +11,8 @@ from support.nightly import each_case, requested
 from tools import hugging_face
 
 NAMES = [row.name for row in ROWS]
-OF_LAYOUTS = each_case(NAMES, [row.name for row in ROWS if not row.like_another])
+TRAINED = [row.name for row in ROWS if row.trained]
+DAILY = [row.name for row in ROWS if not row.repeats]
 
 
 def test_the_page_has_these_rows() -> None:
@@ -33,7 +34,7 @@ def laid_out(request: pytest.FixtureRequest, run_on_ranks: Any, root: str, alone
     return run_on_ranks(parity.at_layouts, 2, root, requested(request, "name"), timeout=600)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", each_case(NAMES, DAILY))
 def test_weights_compute_what_transformers_computes_and_come_back_bit_by_bit(alone: Any, name: str) -> None:
     """Imported they give its logits and greedy tokens, exported they are read by it, and config.json comes out as it went in."""
     found = alone[name]
@@ -48,7 +49,7 @@ def test_weights_compute_what_transformers_computes_and_come_back_bit_by_bit(alo
     assert export == release
 
 
-@pytest.mark.parametrize("name", [row.name for row in ROWS if row.trained])
+@pytest.mark.parametrize("name", each_case(TRAINED, [name for name in TRAINED if name in DAILY]))
 def test_a_training_step_is_transformers(alone: Any, name: str) -> None:
     step = alone[name]["step"]
     assert step["loss"] < 1e-6
@@ -56,7 +57,9 @@ def test_a_training_step_is_transformers(alone: Any, name: str) -> None:
     assert step["compared"] == 0
 
 
-@pytest.mark.parametrize("name", OF_LAYOUTS)
+@pytest.mark.parametrize(
+    "name", each_case(NAMES, [row.name for row in ROWS if row.name in DAILY and not row.like_another])
+)
 def test_imported_weights_compute_the_same_at_every_layout(laid_out: Any, name: str) -> None:
     (row,) = (row for row in ROWS if row.name == name)
     for layout in row.layouts:

@@ -37,7 +37,7 @@ def shrink_all(names: list[str]) -> dict[str, dict[str, Any]]:
     return results
 
 
-@pytest.fixture(scope="module", params=daily_and_nightly(_shipped.names(), _shipped.names()[::8]))
+@pytest.fixture(scope="module", params=daily_and_nightly(_shipped.names()))
 def shrunk(request: pytest.FixtureRequest, run_on_ranks: Any) -> dict[str, dict[str, Any]]:
     return run_on_ranks(shrink_all, 1, request.param, init_process_group=False)[0]
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A cell that trains is interrupted, as by the notebook's stop button: it ends at once, and the kernel goes on."""
 
+import json
 import time
 from pathlib import Path
 from typing import Any
@@ -32,9 +33,14 @@ def answers(message: dict[str, Any], asked: str) -> bool:
 
 
 @pytest.mark.slow
-def test_an_interrupted_cell_ends_at_once_and_the_next_one_trains(tmp_path):
+def test_an_interrupted_cell_ends_at_once_and_the_next_one_trains(tmp_path, monkeypatch, warm_interpreter):
     manager = pytest.importorskip("jupyter_client").manager
-    kernel, client = manager.start_new_kernel(kernel_name="python3", cwd=str(Path(__file__).parents[4]))
+    spec = tmp_path / "kernels" / "warm" / "kernel.json"
+    spec.parent.mkdir(parents=True)
+    line = [warm_interpreter, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
+    spec.write_text(json.dumps({"argv": line, "display_name": "warm", "language": "python"}))
+    monkeypatch.setenv("JUPYTER_PATH", str(tmp_path))
+    kernel, client = manager.start_new_kernel(kernel_name="warm", cwd=str(Path(__file__).parents[4]))
     try:
         mark = tmp_path / "trains"
         # After an error, a kernel refuses the requests of the next moment unless the failed one said otherwise.

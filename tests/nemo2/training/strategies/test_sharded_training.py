@@ -9,6 +9,7 @@ import torch
 
 from nemo2.errors import ConfigError
 from support import collectives, sharded_runs, small_runs
+from support.nightly import each_case, requested
 
 SHARDED = ["FSDP2Strategy", "FSDPStrategy", "Megatron-FSDP", "Megatron-FSDP, ZeRO-2", "Megatron-FSDP, ZeRO-1"]
 TIED: dict[str, Any] = {"share_embeddings_and_output_weights": True, "calculate_per_token_loss": True}
@@ -22,13 +23,8 @@ def on_one_rank() -> dict[str, Any]:
     }
 
 
-def on_two_ranks() -> dict[str, Any]:
-    runs = {f"{kind}, plain": sharded_runs.train(kind) for kind in SHARDED}
-    for kind in SHARDED[:3]:
-        runs[f"{kind}, tied"] = sharded_runs.train(kind, **TIED)
-        runs[f"{kind}, bf16"] = sharded_runs.train(kind, precision="bf16-mixed")
-    runs["FSDP2Strategy, plain, CP"] = sharded_runs.train("FSDP2Strategy", strategy={"context_parallel_size": 2})
-    return runs
+def on_two_ranks(names: list[str]) -> dict[str, Any]:
+    return {name: sharded_runs.train(RUNS[name][0], **RUNS[name][1]) for name in names}
 
 
 @pytest.fixture(scope="module")
@@ -37,18 +33,22 @@ def expected(run_on_ranks) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def ranks(run_on_ranks) -> list[dict[str, Any]]:
-    return run_on_ranks(on_two_ranks, 2, timeout=280)
+def ranks(request, run_on_ranks) -> list[dict[str, Any]]:
+    return run_on_ranks(on_two_ranks, 2, requested(request, "name"), timeout=280)
 
 
-RUNS = [
-    *(f"{kind}, plain" for kind in SHARDED),
-    *(f"{kind}, tied" for kind in SHARDED[:3]),
-    "FSDP2Strategy, plain, CP",
-]
+BF16 = [f"{kind}, bf16" for kind in SHARDED[:3]]
+RUNS: dict[str, tuple[str, dict[str, Any]]] = {
+    **{f"{kind}, plain": (kind, {}) for kind in SHARDED},
+    **{f"{kind}, tied": (kind, TIED) for kind in SHARDED[:3]},
+    **{name: (kind, {"precision": "bf16-mixed"}) for name, kind in zip(BF16, SHARDED, strict=False)},
+    "FSDP2Strategy, plain, CP": ("FSDP2Strategy", {"strategy": {"context_parallel_size": 2}}),
+}
+FP32 = [name for name in RUNS if name not in BF16]
+NIGHTLY = ("Megatron-FSDP, ZeRO-2, plain", "FSDPStrategy, tied", "Megatron-FSDP, tied")
 
 
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize("name", each_case(FP32, [name for name in FP32 if name not in NIGHTLY]))
 def test_it_trains_as_one_process_does_with_the_gradient_of_each_parameter(name, expected, ranks):
     reference = expected["tied" if "tied" in name else "plain"]
     for rank in ranks:
@@ -63,17 +63,17 @@ def test_it_trains_as_one_process_does_with_the_gradient_of_each_parameter(name,
         assert float((actual[key] - gradient).norm() / gradient.norm()) < 1e-4, key
 
 
-@pytest.mark.parametrize("kind", SHARDED[:3])
-def test_bf16_differs_by_rounding(kind, expected, ranks):
-    losses = ranks[0][f"{kind}, bf16"]["losses"]
+@pytest.mark.parametrize("name", BF16)
+def test_bf16_differs_by_rounding(name, expected, ranks):
+    losses = ranks[0][name]["losses"]
     assert losses == pytest.approx(expected["bf16"]["losses"], rel=3e-4)
     assert losses != pytest.approx(expected["plain"]["losses"], rel=1e-7), "this wasn't bf16"
 
 
 def test_sharded_runs_log_what_others_do(ranks):
-    for kind in SHARDED:
+    for name, run in ranks[0].items():
         logged = {"reduced_train_loss", "grad_norm", "lr", "consumed_samples", "global_batch_size", "val_loss"}
-        assert logged <= ranks[0][f"{kind}, plain"]["metrics"].keys(), kind
+        assert logged <= run["metrics"].keys(), name
 
 
 def test_no_memory_is_freed_under_a_collective(ranks):
