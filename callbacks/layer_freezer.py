@@ -53,6 +53,9 @@ class LayerFreezer(pl.Callback):
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         refuse_unknown_modules(trainer, list(self._steps), of="LayerFreezer.schedule")
         self._frozen = set()
+        for optimizer in trainer.strategy.optimizers:
+            if make_state := getattr(optimizer, "make_state", None):
+                make_state()  # torch's would begin to count the updates of a parameter with its first gradient
         self._hooks = [
             inner.register_step_pre_hook(self._leave_out(trainer, model_parameters))
             for inner, model_parameters in _inner_optimizers(trainer.strategy.optimizers)
@@ -81,7 +84,8 @@ class LayerFreezer(pl.Callback):
         return any(belongs_to(name, module) for module in self._frozen)
 
     def _leave_out(self, trainer: Any, model_parameters: dict[int, Tensor]) -> Any:
-        """Remove the frozen gradients from torch's optimizer, which skips parameters without a gradient."""
+        """Remove the frozen gradients from torch's optimizer, which skips parameters without a gradient. Their updates are
+        counted all the same, as fused optimizers do: a checkpoint has one count for all parameters."""
 
         def hook(inner: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
             if not self._frozen:
@@ -91,6 +95,8 @@ class LayerFreezer(pl.Callback):
                 for kept in group["params"]:
                     if id(model_parameters.get(id(kept), kept)) in frozen:
                         kept.grad = None
+                        if isinstance(step := inner.state.get(kept, {}).get("step"), Tensor):
+                            step += 1
                         if hasattr(kept, "decoupled_grad"):
                             kept.decoupled_grad = None
 

@@ -9,6 +9,7 @@ import lightning.pytorch as pl
 import pytest
 import torch
 
+import nemo2 as nl
 from nemo2.callbacks import (
     DdpParityChecker,
     DeepEPCallback,
@@ -33,6 +34,9 @@ LAYOUTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "tensor parallel": ({}, {"tensor_model_parallel_size": 2, "sequence_parallel": True}),
     "pipeline": ({}, {"pipeline_model_parallel_size": 2}),
     "replicas": ({}, {}),
+    "Megatron-FSDP": ({"distributed": True}, {"fsdp": "megatron"}),
+    "FSDP2": ({}, {"strategy": "FSDP2Strategy"}),
+    "FSDP": ({}, {"strategy": "FSDPStrategy"}),
 }
 
 
@@ -40,6 +44,8 @@ def fit(
     callbacks: list[Any], *, model: dict[str, Any] | None = None, max_steps: int = 3, trainer: Any = None, **run: Any
 ) -> Any:
     logger = Recorder()
+    if "strategy" in run:
+        run["strategy"] = getattr(nl, run["strategy"])()
     found = small_runs.fit(
         small_runs.build_llama(**(model or {})),
         max_steps=max_steps,

@@ -52,9 +52,7 @@ class MegatronFSDPForm(PieceForm):
         return getattr(self.optimizer.mcore_optimizer, "grad_scaler", None)
 
     def make_optimizer_state(self) -> None:
-        whole = self.optimizer.mcore_optimizer
-        for optimizer in getattr(whole, "chained_optimizers", [whole]):
-            optimizer._init_optimizer_states_with_dummy_values()
+        self.optimizer.make_state()
 
     def finish_reading(self, *, model: bool, optimizer: bool) -> None:
         # Megatron-FSDP gathers the loaded tensors once, so tensors that are read first wait.

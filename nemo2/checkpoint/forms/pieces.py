@@ -74,7 +74,8 @@ class PieceForm(Form):
 
     @abstractmethod
     def make_optimizer_state(self) -> None:
-        """Let the optimizer create all state that a checkpoint is read into."""
+        """Let the optimizer create the state of parameters that it has not updated yet: a checkpoint holds and is read into
+        the state of all."""
 
     def optimizer_states(self) -> dict[str, Held]:
         """The optimizer's state of each parameter, by the names of `model_state`."""
@@ -120,6 +121,8 @@ class PieceForm(Form):
         return [piece.tensor for piece in self.pieces(optimizer=False)]
 
     def state(self, *, optimizer: bool) -> dict[str, Any]:
+        if optimizer and self.save_optimizer:
+            self.make_optimizer_state()
         state: dict[str, Any] = {"pieces": self.pieces(optimizer=optimizer, part=self.part is not None)}
         state["objects"] = self.stored_objects() if self.part is None else {}
         if optimizer:

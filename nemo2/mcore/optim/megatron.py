@@ -191,22 +191,26 @@ class MegatronOptimizer(torch.optim.Optimizer):
 
     def sharded_state_dict(self, model_state: dict[str, Any], *, is_loading: bool = False, **options: Any) -> Any:
         if not is_loading:
-            # The state of parameters that were never updated, with the values before a first update: a
-            # checkpoint can't be loaded into an optimizer without state, and the distributed optimizer
-            # can't save one.
-            for part in self._parts():
-                inner, make = getattr(part, "optimizer", None), getattr(part, "init_state_fn", None)
-                if isinstance(inner, HybridDeviceOptimizer):
-                    _make_offloaded_state(inner, part.config)
-                if inner is None or make is None:
-                    continue
-                make(inner, part.config)
-                _make_step_counts(inner)
+            self.make_state()
         return self.mcore_optimizer.sharded_state_dict(model_state, is_loading=is_loading, **options)
 
     def _parts(self) -> list[Any]:
         """The inner optimizers: one, or one for each kind of parameters."""
         return getattr(self.mcore_optimizer, "chained_optimizers", [self.mcore_optimizer])
+
+    def make_state(self) -> None:
+        """Create the state of parameters that were never updated, with the values before a first update.
+
+        A checkpoint can't be loaded into an optimizer without state, and the distributed optimizer can't save one.
+        """
+        for part in self._parts():
+            inner, make = getattr(part, "optimizer", None), getattr(part, "init_state_fn", None)
+            if isinstance(inner, HybridDeviceOptimizer):
+                _make_offloaded_state(inner, part.config)
+            if inner is None or make is None:
+                continue
+            make(inner, part.config)
+            _make_step_counts(inner)
 
     def state_dict(self) -> dict[str, Any]:
         return self.mcore_optimizer.state_dict()
@@ -310,7 +314,7 @@ def _counts_per_group(inner: torch.optim.Optimizer) -> bool:
 
 
 def _make_offloaded_state(inner: HybridDeviceOptimizer, config: OptimizerConfig) -> None:
-    """As `MegatronOptimizer._make_state`, for an optimizer that is spread over both memories. Its own way to create
+    """As `MegatronOptimizer.make_state`, for an optimizer that is spread over both memories. Its own way to create
     state moves the parameters."""
     for one in inner.sub_optimizers:
         if config.optimizer == "sgd":

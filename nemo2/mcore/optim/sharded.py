@@ -159,6 +159,9 @@ class ShardedOptimizer(torch.optim.Optimizer):
         for parameter in gradients:
             parameter.grad = torch.zeros_like(parameter) if parameter in set(missing) else None
         self.optimizer.step()
+        for value in (value for parameter in missing for value in self.state[parameter].values()):
+            if isinstance(value, Tensor):
+                value.zero_()  # weight decay may be in the moments
         for group, rate in zip(self.param_groups, rates, strict=True):
             group["lr"] = rate
         for parameter, gradient in gradients.items():

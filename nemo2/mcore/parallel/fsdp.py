@@ -12,6 +12,7 @@ import torch
 from megatron.core import __version__ as _installed
 from megatron.core import parallel_state
 from megatron.core.distributed import DistributedDataParallelConfig, FullyShardedDataParallel
+from megatron.core.transformer.module import Float16Module
 from megatron.core.transformer.transformer_config import TransformerConfig
 from packaging.version import Version
 from torch import nn
@@ -45,7 +46,8 @@ class MegatronFSDPChunk(FullyShardedDataParallel):
         if get_backend().process_group_backend != "nccl":  # no other can multiply while it sums
             ddp_config = copy.copy(ddp_config)
             ddp_config.gradient_reduce_div_fusion = False
-        described = stored_chunk(module)
+        core = cast(nn.Module, module.module) if isinstance(module, Float16Module) else module
+        described = stored_chunk(core)
         with _no_hooks_on_frozen_parameters(module):
             super().__init__(
                 config=config,
@@ -54,7 +56,7 @@ class MegatronFSDPChunk(FullyShardedDataParallel):
                 disable_bucketing=disable_bucketing,
                 device=get_backend().device,
             )
-        self.__dict__["core"] = module
+        self.__dict__["core"] = core
         """The chunk itself. It is not registered as a submodule, because its parameters would then appear twice."""
         self.described = described
         self._first_rows: dict[str, int] | None = None

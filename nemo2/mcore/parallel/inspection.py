@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Optional
 
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from nemo2.base import ranks
 from nemo2.base.names import did_you_mean
@@ -26,9 +27,12 @@ def chunks_of(trainer: Any) -> list[nn.Module]:
 def named_parameters(trainer: Any) -> Iterator[tuple[str, nn.Parameter]]:
     """This rank's parameters by their full names, in which layers have the numbers of the whole model. Shared
     parameters appear once."""
-    for chunk in chunks_of(trainer):
-        full = full_parameter_names(chunk)
+    # The names from before sharding: a state from FullyShardedDataParallel gathers all parameters.
+    stored = getattr(getattr(trainer.strategy, "form", None), "chunks", None)
+    for index, chunk in enumerate(chunks_of(trainer)):
+        full = full_parameter_names(chunk) if stored is None else stored[index].full_names
         for name, parameter in chunk.named_parameters():
+            name = name.replace("_fsdp_wrapped_module.", "")
             yield full.get(name, name), parameter
 
 
@@ -71,6 +75,7 @@ class Owned:
 def owned_gradients(trainer: Any) -> Iterator[tuple[str, nn.Parameter, Owned]]:
     """This rank's part of each gradient, after its reduction and before the optimizer's step."""
     shards = _shards(trainer)
+    flat = getattr(trainer.strategy, "shard_group", None) is not None  # each rank has a part of it as a plain tensor
     for name, parameter in named_parameters(trainer):
         if id(parameter) in shards:
             whole, own = shards[id(parameter)]
@@ -80,8 +85,11 @@ def owned_gradients(trainer: Any) -> Iterator[tuple[str, nn.Parameter, Owned]]:
         if gradient is None:
             yield name, parameter, Owned(None, None)
             continue
-        whole = gradient.full_tensor() if hasattr(gradient, "full_tensor") else gradient
-        yield name, parameter, Owned(whole.reshape(-1) if ranks.is_rank_zero() else None, gradient)
+        own, counted = gradient, flat or ranks.is_rank_zero()
+        if isinstance(gradient, DTensor):
+            places = zip(gradient.placements, gradient.device_mesh.get_coordinate() or (), strict=True)
+            own, counted = gradient.to_local(), all(placement.is_shard() or at == 0 for placement, at in places)
+        yield name, parameter, Owned(own.reshape(-1) if counted else None, gradient)
 
 
 def _shards(trainer: Any) -> dict[int, tuple[Tensor, Optional[Tensor]]]:

@@ -14,6 +14,21 @@ KINDS = ["FSDP2Strategy", "FSDPStrategy", "Megatron-FSDP"]
 WEIGHTS = {"ckpt_load_optimizer": False}
 TENSORS_CUT = {"tensor_model_parallel_size": 2, "sequence_parallel": True}
 STOP = 2
+INTERRUPTED = [(kind, case) for kind in KINDS for case in ("frozen for some steps", "frozen")]
+INTERRUPTED += [(kind, "overflowing") for kind in KINDS[:2]] + [(KINDS[2], "biased experts"), (KINDS[2], "adapters")]
+"""A layer without updates, for some steps or all; steps whose gradients are infinite under the loss scale; a buffer, and a part
+of a model, in 16 bits."""
+BIASED_EXPERTS = {
+    "num_moe_experts": 4,
+    "moe_router_topk": 2,
+    "moe_ffn_hidden_size": 64,
+    "moe_token_dispatcher_type": "alltoall",
+    "add_bias_linear": False,
+    "moe_router_enable_expert_bias": True,
+    "moe_router_score_function": "sigmoid",
+    "moe_router_bias_update_rate": 0.05,
+    "moe_aux_loss_coeff": 0.0,
+}
 
 
 def _caught(call: Any) -> str:
@@ -98,6 +113,47 @@ def on_two_ranks(directory: str, exchanging: list[str]) -> dict[str, Any]:
         lambda: train("FSDP2Strategy", ckpt_path=f"{directory}/FSDP2Strategy/step={STOP}", vocab_size=96)
     )
     return runs
+
+
+def interrupted(directory: str) -> dict[tuple[str, str], tuple[list[float], list[float]]]:
+    """The losses after the save, of a run and of one that is resumed from there."""
+    import nemo2 as nl
+    from nemo2.callbacks import LayerFreezer
+    from nemo2.models.peft import LoRA
+
+    def losses(kind: str, case: str, *callbacks: Any, restore_config: Any = None, **options: Any) -> list[float]:
+        small_runs.release()
+        frozen = {"frozen for some steps": {"decoder.layers.0": STOP + 1}, "frozen": ["decoder.layers.0"]}
+        freezing = [LayerFreezer(frozen[case])] if case in frozen else []
+        scaled = nl.MegatronMixedPrecision("16-mixed", fp16_initial_loss_scale=2.0**24, fp16_hysteresis=2)
+        precision = {"overflowing": scaled, "biased experts": "bf16-mixed", "adapters": "bf16-mixed"}.get(case, "32")
+        model = small_runs.build_llama(distributed=True, **(BIASED_EXPERTS if case == "biased experts" else {}))
+        model.model_transform = LoRA(dim=4, lora_B_init_method="normal") if case == "adapters" else None
+        strategy = sharded_runs.strategies()[kind](restore_config=restore_config)
+        run = {"max_steps": 2 * STOP + 1, "callbacks": [*freezing, *callbacks], "precision": precision} | options
+        return small_runs.fit(model, strategy=strategy, **run)["losses"]
+
+    found = {}
+    for kind, case in INTERRUPTED:
+        place, base = f"{directory}/{kind} {case}", None
+        keep = small_runs.keep(place, every_n_train_steps=STOP, save_top_k=-1)
+        if case == "adapters":
+            losses(kind, "base", small_runs.keep(f"{place} base"), max_steps=1)
+            base = nl.RestoreConfig(path=f"{place} base/step=1")
+        whole = losses(kind, case, keep, restore_config=base)
+        found[kind, case] = whole[STOP:], losses(kind, case, ckpt_path=f"{place}/step={STOP}")
+    return found
+
+
+@pytest.mark.parametrize(("kind", "case"), INTERRUPTED)
+def test_what_is_kept_beside_updated_parameters_is_resumed_bit_by_bit(goes_on, kind, case):
+    whole, resumed = goes_on[kind, case]
+    assert resumed == whole and len(set(whole)) > 1
+
+
+@pytest.fixture(scope="module")
+def goes_on(run_on_ranks, tmp_path_factory) -> dict[Any, Any]:
+    return run_on_ranks(interrupted, 2, str(tmp_path_factory.mktemp("interrupted")), timeout=280)[0]
 
 
 def on_one_rank(directory: str) -> dict[str, Any]:
