@@ -98,7 +98,7 @@ def on_two(request, run_on_ranks, single, tmp_path_factory) -> list[dict[str, di
     return run_on_ranks(run_all, 2, str(tmp_path_factory.mktemp("two")), layouts, single[0])
 
 
-@pytest.mark.parametrize("layout", each_case(LAYOUTS, ("tp2 sp", "pp2 vp2", "dp2 distributed optimizer", "cp2")))
+@pytest.mark.parametrize("layout", each_case(LAYOUTS, ("tp2 sp", "pp2 vp2", "dp2 distributed optimizer")))
 def test_two_ranks_train_as_one(single, on_two, layout):
     _, expected = single
     first, second = (results[layout] for results in on_two)
