@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every call into Transformer Engine is in the tables, has a row on the page, and a test that exists."""
 
-import ast
 from pathlib import Path
 from typing import Any
 
@@ -62,12 +61,9 @@ ASKED_FIRST = {
 ROWS = [*te_calls.GROUPS, *te_calls.BEHAVIOURS, *te_calls.STEPS, *te_calls.SIZES, *te_calls.CAPTURES, *te_calls.LATER]
 
 
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: row[0])
-def test_each_row_names_a_test_that_exists(row):
-    path, _, name = row.test.partition("::")
-    tree = ast.parse((te_calls.ROOT / path).read_text())
-    tests = [one.name for one in tree.body if isinstance(one, ast.FunctionDef) and one.name.startswith("test_")]
-    assert tests and (not name or name in tests)
+def test_each_row_names_a_test_that_exists():
+    for path, _, name in {row.test.partition("::") for row in ROWS}:
+        assert (f"def {name}(" if name else "def test_") in (te_calls.ROOT / path).read_text(), path
 
 
 @pytest.mark.parametrize("recipe", CLASS_OF)
