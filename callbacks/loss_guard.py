@@ -34,7 +34,8 @@ class LossGuard(pl.Callback):
       consumed. A resumed run skips the same steps.
 
     With "skip" the callback also checks the gradients, which costs one pass over them per step, and turns off
-    Megatron-Core's own check (``strategy.ddp_config.check_for_nan_in_grad``), which would end the run.
+    Megatron-Core's own check (``strategy.ddp_config.check_for_nan_in_grad``), which would end the run. With fp16 the
+    loss scaler checks the gradients instead, which are often infinite until it has found its scale.
 
     Independently of this callback, nemo2 never publishes a checkpoint with parameters that aren't finite.
 
@@ -90,7 +91,8 @@ class LossGuard(pl.Callback):
     ) -> None:
         loss = trainer.strategy.last_loss  # pyright: ignore[reportAttributeAccessIssue]
         problem, policy = self._judge(float(loss))
-        if problem is None and self.on_nonfinite == "skip" and not _gradients_finite(trainer):
+        scaled = getattr(optimizer, "loss_scale", None) is not None  # the scaler skips the update and lowers its scale
+        if problem is None and self.on_nonfinite == "skip" and not scaled and not _gradients_finite(trainer):
             problem, policy = "its gradients are not finite", self.on_nonfinite
         if problem is None:
             self._in_a_row = 0

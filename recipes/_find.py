@@ -3,7 +3,7 @@
 
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from nemo2.base.names import did_you_mean
 from nemo2.errors import ConfigError
@@ -32,11 +32,6 @@ def get(name: str) -> "_typed.AnyRecipe":
         ConfigError: there is no such recipe (the message lists the nearest names), or the user's own recipe can't be
             imported.
     """
-    return _found(name)
-
-
-def _found(name: str) -> Any:
-    """The module, or an `OwnRecipe`."""
     shipped = names()
     if name in shipped:
         return import_module(f"nemo2.recipes.{name}")

@@ -57,7 +57,12 @@ def finetuned(
 
     full = peft_scheme == "none"
     if full:
-        recipe.trainer.strategy.ddp = _overlapped_gradients()
+        from megatron.core.distributed import DistributedDataParallelConfig
+
+        from nemo2.config import Config
+
+        settings = ("check_for_nan_in_grad", "overlap_grad_reduce", "overlap_param_gather", "average_in_collective")
+        recipe.trainer.strategy.ddp = Config(DistributedDataParallelConfig, **dict.fromkeys(settings, True))
     else:
         recipe.peft.target_modules = targets or ["linear_qkv"]
     if full or overlap_lora:
@@ -75,15 +80,6 @@ finetuned_in_stages = partial(
 def packed_only(recipe: Any, peft_scheme: str) -> Any:
     """A performance mode of fine-tuning that only packs samples, which the recipe already does."""
     return recipe
-
-
-def _overlapped_gradients() -> Any:
-    from megatron.core.distributed import DistributedDataParallelConfig
-
-    from nemo2.config import Config
-
-    settings = ("check_for_nan_in_grad", "overlap_grad_reduce", "overlap_param_gather", "average_in_collective")
-    return Config(DistributedDataParallelConfig, **dict.fromkeys(settings, True))
 
 
 def drop_tokens(recipe: Any) -> Any:

@@ -78,7 +78,7 @@ def build(model: str, settings: Any, layout: dict[str, Any], pre: bool, post: bo
 
     from bench.bare_megatron import transformer_config
     from nemo2.base.backend.compilation import as_megatron_has_it
-    from nemo2.models.layers.softcap import cap_logits
+    from nemo2.models.layers.logits import cap_logits
     from nemo2.models.layers.spec import layer_spec, mtp_block_spec
 
     kind = MLATransformerConfig if ALL_MODELS[model].get("multi_latent_attention") else TransformerConfig

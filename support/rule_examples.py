@@ -503,6 +503,13 @@ EXAMPLES: tuple[Example, ...] = (
         "'optim.lr_scheduler=WarmupHoldAnnealScheduler(warmup_ratio=0.01,hold_ratio=0.8)'",
     ),
     example("optimizer-is-known", "optim.config.optimizer=adamw", "optim.config.optimizer=adam"),
+    example(
+        "optimizer-is-known",
+        "optim.config.optimizer=muon optim.config.use_distributed_optimizer=False",
+        "optim.config.optimizer=adam optim.config.use_distributed_optimizer=False",
+        recipe="llama_tiny",
+        here=True,
+    ),
     example("distributed-optimizer-is-adams", "optim.config.optimizer=sgd", "optim.config.optimizer=adam"),
     example("steps-are-megatron-cores", "trainer.gradient_clip_val=1.0", "optim.config.clip_grad=1.0"),
     example("steps-are-megatron-cores", "trainer.accumulate_grad_batches=4", "data.global_batch_size=2048"),

@@ -1,346 +1,169 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes docs/transformer_engine.md: every call into Transformer Engine by version, and nemo2's handling of it.
+"""Writes docs/transformer_engine.md: what the versions of Transformer Engine accept, and nemo2's handling of it.
 
     python -m tools.te_calls
 
-The calls come from the sources of Megatron-Core and nemo2 (`calls_in`). `tests/transformer_engine/facts.py` measures which
-calls a version has and refuses. `GROUPS` describes nemo2's handling, with the test that checks it.
+`tests/transformer_engine/facts.py` measures each version. The rows below word the questions, and nemo2's handling of
+the answers, which `tests/transformer_engine/test_formats.py` and the tests of the settings check. `calls_in` reads the
+calls of Megatron-Core and nemo2.
 """
 
 import ast
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 TABLES = ROOT / "tests" / "transformer_engine"
 PAGE = ROOT / "docs" / "transformer_engine.md"
 PACKAGE = "transformer_engine"
+MISSING = "–"
 
 
-class Group(NamedTuple):
-    """Calls that belong together: a pattern of their names, what a run does about them, and the test that holds it."""
-
-    title: str
-    names: str
-    does: str
-    test: str
+Row = tuple[str, Callable[[Any], str], str]
+"""A question, its answer from a version's table (or from a part of it), and nemo2's handling."""
 
 
-_BUFFERS = "tests/nemo2/mcore/overlap/test_userbuffers.py"
-_RUNS = f"{_BUFFERS}::test_a_run_builds_its_layers_over_started_buffers_trains_as_without_and_frees_them"
-_FP8 = "tests/nemo2/mcore/test_fp8.py::test_one_value_sets_model_buffers_and_optimizer"
-GROUPS = (
-    Group(
-        "Layers",
-        r"pytorch\.(Linear|LayerNormLinear|LayerNormMLP|LayerNorm|RMSNorm)$",
-        "Megatron-Core builds them after the process groups and the userbuffers, in every entry point.",
-        _RUNS,
-    ),
-    Group(
-        "Userbuffers",
-        r"module\.base\.(initialize_ub|destroy_ub)$",
-        "nemo2 starts them once, before the first layer, with the version's arguments, and stops them when the run ends.",
-        f"{_BUFFERS}::test_the_same_buffers_stay_and_others_take_their_place",
-    ),
-    Group(
-        "Recipes of fp8 and fp4",
-        r"common\.recipe\.|fp8\.check_",
-        "`trainer.plugins` names a recipe. The launch rejects a recipe that the GPU or the version lacks.",
-        "tests/tools/test_te_calls.py::test_a_recipe_is_refused_where_the_version_has_none",
-    ),
-    Group(
-        "Contexts of fp8",
-        r"(fp8_autocast|autocast|FP8GlobalStateManager(\.\w+)?)$",
-        "Megatron-Core enters them around each layer, with the fields that `trainer.plugins` sets.",
-        _FP8,
-    ),
-    Group(
-        "Primary weights in fp8",
-        r"(fp8_model_init|quantized_model_init|tensor\.QuantizedTensor|float8_tensor\..*|tensor\.utils\.\w+|cast_to_fp8)$",
-        "`fp8_param_gather` sets the model and the buffers together. It is rejected without `fp8`.",
-        "tests/nemo2/preflight/checks/test_rules.py::test_the_broken_recipe_is_refused_by_its_rule",
-    ),
-    Group(
-        "CUDA graphs",
-        r"(pytorch\.make_graphed_callables|graph\.\w+|make_weak_ref)$",
-        "Megatron-Core's helpers call them if `cuda_graph_impl` is set. The launch rejects a model that can't be captured.",
-        "tests/nemo2/mcore/parallel/test_cuda_graphs.py",
-    ),
-    Group(
-        "Attention and context parallelism",
-        r"(DotProductAttention|attention\..*|thd_get_partitioned_indices)$",
-        "Without `cp_comm_type` ranks use a ring. Transformer Engine picks the backend, and `attention_backend` can narrow it.",
-        "tests/nemo2/report/trace/test_overlap.py::test_keys_and_values_go_round_the_ring_while_a_rank_attends",
-    ),
-    Group(
-        "Random streams, recomputation and offloading",
-        r"(CudaRNGStatesTracker|distributed\.\w+|pytorch\.checkpoint|get_cpu_offload_context)$",
-        "`recompute_*`, `cpu_offloading` and `use_te_rng_tracker` choose them. CUDA graphs turn `use_te_rng_tracker` on.",
-        "tests/nemo2/preflight/checks/test_rules.py::test_the_broken_recipe_is_refused_by_its_rule",
-    ),
-    Group(
-        "Experts",
-        r"(pytorch\.GroupedLinear|moe_\w+|pytorch\.ep\.\w+|general_gemm|get_workspace|get_dummy_wgrad|rmsnorm_fwd)$",
-        "Megatron-Core builds them if `moe_grouped_gemm`, `moe_permute_fusion` or the dispatcher requires them.",
-        "tests/nemo2/preflight/checks/test_rules.py::test_the_mended_recipe_is_refused_by_none",
-    ),
-    Group(
-        "Operations",
-        r"pytorch\.ops\.\w+$",
-        "`use_transformer_engine_op_fuser` uses them. No recipe sets it.",
-        "tests/tools/test_te_calls.py::test_no_recipe_asks_for_the_fused_operations",
-    ),
-    Group(
-        "Optimizer",
-        r"optimizers\.\w+$",
-        "nemo2 uses Transformer Engine's Adam if it is installed, and torch's Adam otherwise, with the same state.",
-        "tests/nemo2/base/backend/test_fused_adam.py",
-    ),
-    Group(
-        "Loss and helpers",
-        r"(parallel_cross_entropy|nvtx_range_\w+|round_up_to_nearest_multiple)$",
-        "The loss runs if `cross_entropy_fusion_impl` is 'te'. Helpers have no setting.",
-        "tests/nemo2/base/backend/test_cuda.py",
-    ),
-)
+def accepted(*keys: str) -> Callable[[Any], str]:
+    """Whether a version accepts something: the answer at ``keys`` is None, or the words with which it refuses."""
 
-
-class Behaviour(NamedTuple):
-    """A difference between versions, read off the tables: a question, the answer of a table in a word, what we do, the test."""
-
-    asked: str
-    answer: Any
-    does: str
-    test: str
-
-
-def _refused(*path: str) -> Any:
     def answer(table: Any) -> str:
-        for key in path:
+        for key in keys:
+            if key not in table:
+                return MISSING
             table = table[key]
         return "yes" if table is None else "refused"
 
     return answer
 
 
-def _carries(quantizer: str, before: str) -> Any:
-    def answer(table: Any) -> str:
-        found = table["quantizers"]
-        if isinstance(found, str):
-            return before
-        return "–" if quantizer not in found else "yes" if found[quantizer] is None else "refused"
-
-    return answer
+def accepted_of(key: str) -> Callable[[Any], str]:
+    """The names at ``key`` that a version accepts."""
+    return lambda table: ", ".join(name for name, words in table.get(key, {}).items() if words is None) or MISSING
 
 
-_LIMITS = "tests/nemo2/mcore/overlap/test_userbuffer_limits.py"
-_FORMATS = f"{_LIMITS}::test_a_format_is_refused_where_the_version_refuses_it"
-BEHAVIOURS = (
-    Behaviour(
+def _in_userbuffers(quantizer: str, before_quantizers: str) -> Callable[[Any], str]:
+    """Versions before 2.8 have no such check: their table holds a sentence instead of answers."""
+    return lambda table: (
+        before_quantizers if isinstance(table["quantizers"], str) else accepted(quantizer)(table["quantizers"])
+    )
+
+
+def _two_modes(table: Any) -> str:
+    return MISSING if table["userbuffers"]["two_modes"] is None else "yes"
+
+
+def _delayed_wgrad(table: Any) -> str:
+    refusal = table["userbuffers"]["beside_a_delayed_wgrad"]
+    return "yes" if refusal is None else MISSING if "unexpected keyword" in refusal else "refused"
+
+
+_DIFFERENCES: tuple[Row, ...] = (
+    (
         "a layer with userbuffers, built before they are started",
-        _refused("layers", "LayerNormLinear", "column ub_overlap_ag", "before_start"),
+        accepted("layers", "LayerNormLinear", "column ub_overlap_ag", "before_start"),
         "starts userbuffers first",
-        _RUNS,
     ),
-    Behaviour(
-        "userbuffers started twice",
-        _refused("userbuffers", "twice"),
-        "keeps equal userbuffers, stops different ones",
-        GROUPS[1].test,
-    ),
-    Behaviour(
+    ("userbuffers started twice", accepted("userbuffers", "twice"), "keeps equal userbuffers, stops different ones"),
+    (
         "userbuffers without a process group",
-        _refused("userbuffers", "without_process_group"),
+        accepted("userbuffers", "without_process_group"),
         "starts userbuffers after the process groups",
-        _RUNS,
     ),
-    Behaviour(
+    (
         "userbuffers of another size, after the first are destroyed",
-        _refused("userbuffers", "other_size_after_destroy"),
+        accepted("userbuffers", "other_size_after_destroy"),
         "supports it",
-        GROUPS[1].test,
     ),
-    Behaviour(
-        "userbuffers destroyed twice",
-        _refused("userbuffers", "destroyed_twice"),
-        "stops running userbuffers, once",
-        GROUPS[1].test,
-    ),
-    Behaviour(
+    ("userbuffers destroyed twice", accepted("userbuffers", "destroyed_twice"), "stops running userbuffers, once"),
+    (
         "a buffer requested after userbuffers are destroyed",
-        _refused("userbuffers", "asked_after_destroy"),
+        accepted("userbuffers", "asked_after_destroy"),
         "destroys userbuffers after the last step and after the graphs",
-        _RUNS,
     ),
-    Behaviour("delayed scaling in userbuffers", _carries("Float8Quantizer", "yes"), "supports it", _FORMATS),
-    Behaviour(
-        "current scaling in userbuffers", _carries("Float8CurrentScalingQuantizer", "yes"), "supports it", _FORMATS
-    ),
-    Behaviour("MXFP8 in userbuffers", _carries("MXFP8Quantizer", "refused"), "rejects it before 2.4", _FORMATS),
-    Behaviour("blockwise scaling in userbuffers", _carries("Float8BlockQuantizer", "refused"), "rejects it", _FORMATS),
-    Behaviour("NVFP4 in userbuffers", _carries("NVFP4Quantizer", "–"), "rejects it", _FORMATS),
-    Behaviour(
-        "two sets of buffers, for layers in 8 and in 16 bits",
-        lambda table: "–" if table["userbuffers"]["two_modes"] is None else "yes",
-        "rejects it before 2.8",
-        f"{_LIMITS}::test_layers_in_two_dtypes_need_two_sets_of_buffers",
-    ),
-    Behaviour(
-        "a delayed weight gradient with a bulk exchange",
-        lambda table: (
-            "yes"
-            if table["userbuffers"]["beside_a_delayed_wgrad"] is None
-            else "–"
-            if "unexpected keyword" in table["userbuffers"]["beside_a_delayed_wgrad"]
-            else "refused"
-        ),
-        "rejects it from 2.3 on",
-        f"{_LIMITS}::test_a_delayed_weight_gradient_has_no_exchange_beside_it",
-    ),
-    Behaviour(
+    ("delayed scaling in userbuffers", _in_userbuffers("Float8Quantizer", "yes"), "supports it"),
+    ("current scaling in userbuffers", _in_userbuffers("Float8CurrentScalingQuantizer", "yes"), "supports it"),
+    ("MXFP8 in userbuffers", _in_userbuffers("MXFP8Quantizer", "refused"), "rejects it before 2.4"),
+    ("blockwise scaling in userbuffers", _in_userbuffers("Float8BlockQuantizer", "refused"), "rejects it"),
+    ("NVFP4 in userbuffers", _in_userbuffers("NVFP4Quantizer", MISSING), "rejects it"),
+    ("two sets of buffers, for layers in 8 and in 16 bits", _two_modes, "rejects it before 2.8"),
+    ("a delayed weight gradient with a bulk exchange", _delayed_wgrad, "rejects it from 2.3 on"),
+    (
         "an empty state, loaded into a layer",
-        _refused("extra_states", "Linear", "empty"),
+        accepted("extra_states", "Linear", "empty"),
         "skips it when it loads weights",
-        f"{_BUFFERS}::test_the_oldest_version_resumes_what_the_newest_saved",
     ),
-    Behaviour(
+    (
         "a checkpoint without the attention's state",
-        _refused("extra_states", "DotProductAttention", "without"),
+        accepted("extra_states", "DotProductAttention", "without"),
         "loads it",
-        f"{_BUFFERS}::test_the_newest_version_resumes_and_generates",
     ),
-    Behaviour(
+    (
         "a checkpoint without a linear layer's state",
-        _refused("extra_states", "Linear", "without"),
+        accepted("extra_states", "Linear", "without"),
         "keeps the layer's own state",
-        f"{_BUFFERS}::test_the_newest_version_resumes_and_generates",
     ),
 )
-
-
-class Asked(NamedTuple):
-    """A question to a format's steps (`tests/transformer_engine/steps.py`), by its answer's key; what we do, and its test."""
-
-    key: str
-    asked: str
-    does: str
-    test: str
-
-
-_OURS = "tests/transformer_engine/test_formats.py"
-_STATES = f"{_OURS}::test_a_state_that_the_version_refuses_is_loaded_with_the_leave_that_we_give"
-STEPS = (
-    Asked(
-        "step",
-        "a step through Megatron-Core",
-        "supports it",
-        f"{_OURS}::test_a_format_that_a_version_has_goes_through_a_step",
-    ),
-    Asked(
-        "parameters_in_it",
-        "parameters in the format (`fp8_param_gather`)",
-        "supports it",
-        f"{_OURS}::test_a_format_that_a_version_has_goes_through_a_step",
-    ),
-    Asked(
-        "recomputed",
-        "layers recomputed in the backward",
-        "supports it if the version does",
-        f"{_OURS}::test_a_format_that_a_version_has_goes_through_a_step",
-    ),
-    Asked(
-        "layers_in_16_bits",
-        "first and last layers in bf16",
-        "rejects it with delayed scaling",
-        "tests/nemo2/preflight/checks/test_rules.py::test_the_broken_recipe_is_refused_by_its_rule",
-    ),
-    Asked(
-        "state_loaded",
+_IN_A_FORMAT: tuple[Row, ...] = (
+    ("a step through Megatron-Core", accepted("step"), "supports it"),
+    ("parameters in the format (`fp8_param_gather`)", accepted("parameters_in_it"), "supports it"),
+    ("layers recomputed in the backward", accepted("recomputed"), "supports it if the version does"),
+    ("first and last layers in bf16", accepted("layers_in_16_bits"), "rejects it with delayed scaling"),
+    (
         "its state, loaded as it was saved",
+        accepted("state_loaded"),
         "allows unpickling after it has inspected the state",
-        _STATES,
     ),
-    Asked("state_loaded_with_leave", "its state, loaded with unpickling allowed", "as above", _STATES),
-    Asked("state_loaded_into_16_bits", "its state, loaded by a model in bf16", "as above", _STATES),
-    Asked("state_of_16_bits_loaded", "the state of a model in bf16, loaded", "loads it", _STATES),
+    ("its state, loaded with unpickling allowed", accepted("state_loaded_with_leave"), "as above"),
+    ("its state, loaded by a model in bf16", accepted("state_loaded_into_16_bits"), "as above"),
+    ("the state of a model in bf16, loaded", accepted("state_of_16_bits_loaded"), "loads it"),
+    ("GPUs (compute capability)", accepted_of("gpus"), "rejects others"),
+    ("CUDA of torch", accepted_of("cuda"), "rejects older versions, on the ranks"),
+    ("tokens of a product", accepted_of("tokens"), "rejects others"),
+    ("widths of a product", accepted_of("width"), "rejects others"),
 )
-SIZES = (
-    Asked(
-        "gpus",
-        "GPUs (compute capability)",
-        "rejects others",
-        f"{_OURS}::test_a_gpu_is_refused_where_the_version_refuses_it",
-    ),
-    Asked(
-        "cuda",
-        "CUDA of torch",
-        "rejects older versions, on the ranks",
-        f"{_OURS}::test_a_cuda_is_refused_where_the_version_refuses_it",
-    ),
-    Asked("tokens", "tokens of a product", "rejects others", f"{_OURS}::test_sizes_that_a_version_refuses_are_refused"),
-    Asked("width", "widths of a product", "rejects others", f"{_OURS}::test_sizes_that_a_version_refuses_are_refused"),
-)
-_GRAPHS = "tests/nemo2/mcore/parallel/test_cuda_graphs.py"
-_CAPTURED = f"{_OURS}::test_a_captured_step_of_each_format_goes_through_or_is_refused_before"
-_MEETS = f"{_OURS}::test_preconditions_of_a_capture_are_refusals_that_we_meet"
-CAPTURES = (
-    Asked("bf16", "a step in bf16, captured, replayed, reset", "rejects it before 2.6", _CAPTURED),
+_CAPTURES: tuple[Row, ...] = (
+    ("a step in bf16, captured, replayed, reset", accepted("bf16"), "rejects it before 2.6"),
     *(
-        Asked(name, f"the same in {name}", "as above", _CAPTURED)
+        (f"the same in {name}", accepted(name), "as above")
         for name in ("delayed", "tensorwise", "blockwise", "mxfp8", "nvfp4")
     ),
-    Asked("some layers in 16 bits", "first and last layers in bf16, the others captured in fp8", "as above", _CAPTURED),
-    Asked("norms recomputed", "norms recomputed inside a graph", "as above", _CAPTURED),
-    Asked(
-        "a hook on a layer",
-        "a hook on a captured layer",
-        "rejects it, and names the hook",
-        f"{_GRAPHS}::test_hooks_on_captured_layers_are_refused",
-    ),
-    Asked(
-        "hooks that gather parameters",
+    ("first and last layers in bf16, the others captured in fp8", accepted("some layers in 16 bits"), "as above"),
+    ("norms recomputed inside a graph", accepted("norms recomputed"), "as above"),
+    ("a hook on a captured layer", accepted("a hook on a layer"), "rejects it, and names the hook"),
+    (
         "the hooks that gather parameters, in place",
+        accepted("hooks that gather parameters"),
         "removes them during the capture",
-        f"{_GRAPHS}::test_layers_are_captured_after_the_warm_up_and_train_as_without",
     ),
-    Asked(
-        "these hooks, paused",
-        "these hooks, removed and restored",
-        "as above",
-        f"{_GRAPHS}::test_layers_are_captured_after_the_warm_up_and_train_as_without",
-    ),
-    Asked(
-        "one layer in evaluation",
+    ("these hooks, removed and restored", accepted("these hooks, paused"), "as above"),
+    (
         "one layer in evaluation, others in training",
+        accepted("one layer in evaluation"),
         "captures within training steps",
-        _MEETS,
     ),
-    Asked(
+    (
         "inside torch.autocast",
-        "inside torch.autocast",
+        accepted("inside torch.autocast"),
         "doesn't use it: parameters have the precision's dtype",
-        "tests/nemo2/mcore/test_precision.py::test_it_is_lightnings_mixed_precision_without_its_autocast_and_scaler",
     ),
-    Asked("captured twice", "captured twice by one helper", "captures once per run", _MEETS),
-    Asked(
-        "a second run of the process",
+    ("captured twice by one helper", accepted("captured twice"), "captures once per run"),
+    (
         "captured again by the next run of the process",
+        accepted("a second run of the process"),
         "deletes the graphs when a run ends",
-        _CAPTURED,
     ),
-    Asked("a step after their end", "a step without graphs after they are deleted", "as above", _CAPTURED),
+    ("a step without graphs after they are deleted", accepted("a step after their end"), "as above"),
 )
-LATER = (
-    Asked(
-        "after it was built", "a group set after the layer is built", "sets the group when it builds the layer", _MEETS
-    ),
-    Asked("of another exchange, later", "a group of another exchange, set later", "uses one exchange per run", _MEETS),
-    Asked("none, later", "the group removed later", "as above", _MEETS),
+_GROUPS_SET_LATER: tuple[Row, ...] = (
+    ("a group set after the layer is built", accepted("after it was built"), "sets the group when it builds the layer"),
+    ("a group of another exchange, set later", accepted("of another exchange, later"), "uses one exchange per run"),
+    ("the group removed later", accepted("none, later"), "as above"),
 )
-READ = (
+
+_ON_GPUS_ONLY = (
     (
         "any GPU",
         "a capture allocates nothing, waits for nothing and reads nothing back (`cudaErrorStreamCapture...`)",
@@ -360,25 +183,23 @@ READ = (
     ),
 )
 """Conditions that no machine without a GPU can try: read in the sources."""
-BACKENDS_TEST = f"{_OURS}::test_a_back_end_that_a_version_does_not_leave_is_refused"
-ATTENTION_TEST = f"{_OURS}::test_what_a_version_does_not_exchange_is_refused"
 
 
 def tables() -> dict[str, Any]:
     """The measured tables by version, oldest first."""
-    found = {path.stem: json.loads(path.read_text()) for path in TABLES.glob("*.json")}
-    return dict(sorted(found.items(), key=lambda item: [int(part) for part in item[0].split(".")]))
+    by_version = {path.stem: json.loads(path.read_text()) for path in TABLES.glob("*.json")}
+    return dict(sorted(by_version.items(), key=lambda item: [int(part) for part in item[0].split(".")]))
 
 
 def calls_in(root: Path) -> dict[str, set[str]]:
     """A package's calls and subclasses of Transformer Engine, with the keywords that it passes."""
-    found: dict[str, set[str]] = {}
+    calls: dict[str, set[str]] = {}
     for path in root.rglob("*.py"):
         text = path.read_text()
         if PACKAGE in text:
             for name, keywords in _calls_of(ast.parse(text)):
-                found.setdefault(name, set()).update(keywords)
-    return found
+                calls.setdefault(name, set()).update(keywords)
+    return calls
 
 
 def _calls_of(tree: ast.Module) -> Iterator[tuple[str, set[str]]]:
@@ -406,94 +227,57 @@ def _calls_of(tree: ast.Module) -> Iterator[tuple[str, set[str]]]:
             yield from ((name, set()) for base in node.bases if (name := dotted(base)) is not None)
 
 
-def group_of(name: str) -> Group:
-    """The one group of a call.
-
-    Raises:
-        LookupError: there are none, or several.
-    """
-    found = [group for group in GROUPS if re.search(rf"(^|\.)({group.names})", name)]
-    if len(found) != 1:
-        raise LookupError(f"{name} is in {len(found)} groups: {[group.title for group in found]}")
-    return found[0]
-
-
 def page() -> str:
-    """The page: behaviours first, then the calls by group."""
+    """The page's text."""
     by_version = tables()
-    heads = " | ".join(version.rpartition(".")[0] for version in by_version)
-    rule = "|".join("---" for _ in range(len(by_version) + 1))
-    lines = [_HEAD, f"| tested | {heads} | nemo2 |", f"|{rule}|---|"]
-    for one in BEHAVIOURS:
-        cells = " | ".join(one.answer(table) for table in by_version.values())
-        lines.append(f"| {one.asked} | {cells} | {one.does} |")
-    lines += ["", "## Steps in each format", "", _STEPS]
-    for recipe in next(iter(by_version.values()))["formats"]:
-        lines += ["", f"### {recipe}", "", f"| tested | {heads} | nemo2 |", f"|{rule}|---|"]
-        found = [table["formats"][recipe] for table in by_version.values()]
-        for one in STEPS:
-            lines.append(f"| {one.asked} | {' | '.join(_answer(format_, one.key) for format_ in found)} | {one.does} |")
-        for one in SIZES:
-            lines.append(f"| {one.asked} | {' | '.join(_taken(format_, one.key) for format_ in found)} | {one.does} |")
-    lines += ["", "## Attention over context-parallel ranks", "", _ATTENTION]
-    lines += ["", f"| with | {heads} |", f"|{rule}|"]
-    for beside in next(iter(by_version.values()))["attention"]:
-        ways = [table["attention"][beside] for table in by_version.values()]
-        cells = (", ".join(way for way, words in found.items() if words is None) or "–" for found in ways)
-        lines.append(f"| {beside} | {' | '.join(cells)} |")
-    lines += ["", "## Attention backends", "", _BACKENDS, "", f"| beside | {heads} |", f"|{rule}|"]
-    for beside in next(iter(by_version.values()))["backends"]:
-        left = [table["backends"][beside] for table in by_version.values()]
-        lines.append(f"| {beside} | {' | '.join('–' if one is None else ', '.join(one) for one in left)} |")
-    lines += [
-        "",
-        "## Groups of context-parallel ranks",
-        "",
-        _LATER,
-        "",
-        f"| tested | {heads} | nemo2 |",
-        f"|{rule}|---|",
-    ]
-    for one in LATER:
-        cells = " | ".join(_answer(table["exchange_groups"], one.key) for table in by_version.values())
-        lines.append(f"| {one.asked} | {cells} | {one.does} |")
-    lines += ["", "## Layers as CUDA graphs", "", _CAPTURES, "", f"| tested | {heads} | nemo2 |", f"|{rule}|---|"]
-    for one in CAPTURES:
-        cells = " | ".join(_answer(table["graphs"], one.key) for table in by_version.values())
-        lines.append(f"| {one.asked} | {cells} | {one.does} |")
-    lines += ["", "## What only a GPU can answer", "", _READ, "", "| needs | condition | nemo2 |", "|---|---|---|"]
-    lines += [f"| {asks} | {what} | {does} |" for asks, what, does in READ]
-    lines += ["", "## Call by call", "", _CALLS]
-    names = sorted({name for table in by_version.values() for name in table["signatures"]})
-    for group in GROUPS:
-        lines += ["", f"### {group.title}", "", f"{group.does} Test: `{_short(group.test)}`.", ""]
-        lines += [f"| {PACKAGE}. | {heads} |", f"|{rule}|"]
-        for name in (name for name in names if group_of(name) is group):
-            cells = " | ".join(
-                "yes" if table["signatures"].get(name) is not None else "–" for table in by_version.values()
-            )
-            lines.append(f"| `{name.removeprefix(f'{PACKAGE}.')}` | {cells} |")
-    return "\n".join(lines) + "\n"
+    versions = list(by_version.values())
+    heads = [version.rpartition(".")[0] for version in by_version]
+
+    def part(key: str) -> list[Any]:
+        return [table[key] for table in versions]
+
+    def answers(rows: Iterable[Row], parts: list[Any]) -> str:
+        lines = ([words, *map(answer, parts), handling] for words, answer, handling in rows)
+        return _table(["tested", *heads, "nemo2"], lines)
+
+    def names(first: str, parts: list[Any], accepted_by: Callable[[Any], list[str] | None]) -> str:
+        lines = ([case, *(", ".join(accepted_by(one[case]) or [MISSING]) for one in parts)] for case in parts[0])
+        return _table([first, *heads], lines)
+
+    lacking = sorted(
+        name for name in versions[-1]["signatures"] if any(one.get(name) is None for one in part("signatures"))
+    )
+    presence = (
+        [
+            f"`{name.removeprefix(f'{PACKAGE}.')}`",
+            *(MISSING if one.get(name) is None else "yes" for one in part("signatures")),
+        ]
+        for name in lacking
+    )
+    return _PAGE.format(
+        differences=answers(_DIFFERENCES, versions),
+        formats="\n\n".join(
+            f"### {name}\n\n{answers(_IN_A_FORMAT, [formats[name] for formats in part('formats')])}"
+            for name in versions[0]["formats"]
+        ),
+        attention=names("with", part("attention"), lambda ways: [way for way, words in ways.items() if words is None]),
+        backends=names("with", part("backends"), lambda backends: backends),
+        later=answers(_GROUPS_SET_LATER, part("exchange_groups")),
+        captures=answers(_CAPTURES, part("graphs")),
+        gpus=_table(["needs", "condition", "nemo2"], _ON_GPUS_ONLY),
+        calls=_table([f"{PACKAGE}.", *heads], presence),
+    )
 
 
-def _answer(found: dict[str, Any], key: str) -> str:
-    return "–" if key not in found else "yes" if found[key] is None else "refused"
+def _table(head: list[str], rows: Iterable[Iterable[str]]) -> str:
+    return "\n".join(f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *rows))
 
 
-def _taken(found: dict[str, Any], key: str) -> str:
-    return ", ".join(name for name, words in found.get(key, {}).items() if words is None) or "–"
-
-
-def _short(test: str) -> str:
-    path, _, name = test.partition("::")
-    return name or path
-
-
-_HEAD = """# Transformer Engine, call by call
+_PAGE = """# Transformer Engine, version by version
 
 <!-- Written by `python -m tools.te_calls`; a test compares. -->
 
-This page shows which versions of Transformer Engine support which calls and formats, and how nemo2 handles the
+This page shows which versions of Transformer Engine support which formats and calls, and how nemo2 handles the
 differences. Use it to choose a version, or to understand why nemo2 rejects a recipe.
 
 All answers come from each version's own Python code, imported and called on a machine without a GPU. Kernels were
@@ -507,24 +291,59 @@ In the tables, *yes* means that the version accepts the call, *refused* that it 
 have it. The last column says how nemo2 handles it.
 
 ## Differences between versions
-"""
-_STEPS = f"""Each test runs three layers, forward and backward, with the fields that `trainer.plugins` sets in the model's
+
+{differences}
+
+## Steps in each format
+
+Each test runs three layers, forward and backward, with the fields that `trainer.plugins` sets in the model's
 configuration (`tests/transformer_engine/steps.py`). The last rows list the accepted sizes among
-{", ".join(map(str, (1, 4, 8, 16, 32, 64, 128)))}. Newer versions leave some of the checks to their kernels.
-Tests: `{_OURS}`."""
-_ATTENTION = f"""The table lists the accepted values of `cp_comm_type`, with two ranks
-(`tests/transformer_engine/attention.py`). 'a2a+p2p' is rejected because its groups are missing. nemo2 rejects the other
-unsupported combinations before a run. Test: `{_short(ATTENTION_TEST)}`."""
-_BACKENDS = f"""The table lists the backends that the version leaves on a Hopper GPU with flash-attn and a suitable cuDNN
+1, 4, 8, 16, 32, 64, 128. Newer versions leave some of the checks to their kernels.
+
+{formats}
+
+## Attention over context-parallel ranks
+
+The table lists the accepted values of `cp_comm_type`, with two ranks (`tests/transformer_engine/attention.py`).
+'a2a+p2p' is rejected because its groups are missing. nemo2 rejects the other unsupported combinations before a run.
+
+{attention}
+
+## Attention backends
+
+The table lists the backends that the version leaves on a Hopper GPU with flash-attn and a suitable cuDNN
 kernel (`tests/transformer_engine/backends.py`). The version takes the first of them. nemo2 rejects a recipe whose
-`attention_backend` requires another one. Test: `{_short(BACKENDS_TEST)}`."""
-_LATER = """Megatron-Core calls `set_context_parallel_group` only for packed samples (`tests/transformer_engine/attention.py`)."""
-_CAPTURES = """These captures use `cuda_graph_impl='transformer_engine'` through nemo2's training loop, Megatron-Core's
+`attention_backend` requires another one.
+
+{backends}
+
+## Groups of context-parallel ranks
+
+Megatron-Core calls `set_context_parallel_group` only for packed samples (`tests/transformer_engine/attention.py`).
+
+{later}
+
+## Layers as CUDA graphs
+
+These captures use `cuda_graph_impl='transformer_engine'` through nemo2's training loop, Megatron-Core's
 helper and the version's own `make_graphed_callables` (`tests/transformer_engine/graphs.py`). A captured graph is empty.
-Before 2.6 Megatron-Core doesn't find its helpers."""
-_READ = "These conditions come from the sources. No version checks them without a GPU."
-_CALLS = """*Yes* means that the version has the call. Where a call is missing, Megatron-Core checks the version first,
-and works without the call or rejects the setting."""
+Before 2.6 Megatron-Core doesn't find its helpers.
+
+{captures}
+
+## What only a GPU can answer
+
+These conditions come from the sources. No version checks them without a GPU.
+
+{gpus}
+
+## Calls that some versions don't have
+
+Megatron-Core and nemo2 use these calls. Megatron-Core checks the version before it uses one, and works without it or
+rejects the setting. Every version has the calls that aren't listed.
+
+{calls}
+"""
 
 
 def main() -> None:

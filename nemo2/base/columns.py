@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tables of text: rows of cells as aligned lines, which ``rich`` lays out."""
+"""Tables of text: rows of cells as aligned lines, which ``rich`` lays out, as wide as the terminal that shows them."""
 
 import io
+import os
 import shutil
 import sys
 import textwrap
 from collections.abc import Iterable, Sequence
-from typing import Any, Optional
+from typing import IO, Any, Optional
 
 from nemo2.base.names import visible
 
@@ -57,7 +58,7 @@ def columns(
     if not cells and head is None:
         return []
     if width is None:
-        width = _longest_line()
+        width = shutil.get_terminal_size().columns if sys.stdout.isatty() else _WIDE
     texts = list(zip(*cells, *([map(Text, head)] if head else []), strict=True))
     widths = {place: max(one.cell_len for one in text) + 2 for place, text in enumerate(texts)}
     right, folds = set(right), folds % len(texts)
@@ -105,8 +106,9 @@ def prose_width() -> int:
     return min(shutil.get_terminal_size((120, 24)).columns, 120)
 
 
-def _longest_line() -> int:
-    return shutil.get_terminal_size().columns if sys.stdout.isatty() else _WIDE
+def is_terminal(stream: IO[str]) -> bool:
+    """Whether a moving bar can be drawn on ``stream``."""
+    return bool(getattr(stream, "isatty", lambda: False)()) and os.environ.get("TERM", "dumb") != "dumb"
 
 
 def short_count(value: Optional[float]) -> str:

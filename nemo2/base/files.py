@@ -87,20 +87,22 @@ def open_regular(path: Path | str, *, follow: bool = True) -> Any:
     return file
 
 
-def text_of(file: Path) -> str:
-    """The text of a file.
+def text_of(file: Path | int) -> str:
+    """The text of a file. 0: standard input, which isn't opened anew: a socket (ssh) can't be.
 
     Raises:
         DataError: the file can't be read, isn't UTF-8 text, or is empty.
     """
+    name = "standard input" if file == 0 else file
     try:
-        text = file.read_text(encoding="utf-8")
+        with open(file, encoding="utf-8", closefd=file != 0) as opened:
+            text = opened.read()
     except OSError as error:
-        raise DataError(f"{file} can't be read: {error.strerror}.") from None
+        raise DataError(f"{name} can't be read: {error.strerror}.") from None
     except UnicodeDecodeError as error:
-        raise DataError(f"{file} isn't UTF-8 text: {error}.") from None
+        raise DataError(f"{name} isn't UTF-8 text: {error}.") from None
     if not text:
-        raise DataError(f"{file} is empty.")
+        raise DataError(f"{name} is empty.")
     return text
 
 

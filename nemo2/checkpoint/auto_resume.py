@@ -73,10 +73,12 @@ class AutoResume:
 
     The first of these that applies:
 
-    1. ``resume_from_path``
-    2. with ``resume_if_exists``, the finished checkpoint of the highest step: of any run in ``resume_from_directory``
+    1. with ``resume_if_exists``, the newest checkpoint in the run's own directory, if the run began at one of the next two
+      in another directory and has gone on since
+    2. ``resume_from_path``
+    3. with ``resume_if_exists``, the finished checkpoint of the highest step: of any run in ``resume_from_directory``
       if that is set, else of this run in its own directory
-    3. ``restore_config``
+    4. ``restore_config``
     """
 
     restore_config: Optional[RestoreConfig] = None
@@ -136,19 +138,19 @@ class AutoResume:
     ) -> Optional[Path]:
         """The checkpoint to resume from, or None to start from the beginning. The arguments and errors are those of
         `setup`."""
-        if self.resume_from_path:
-            path = checkpoint_at(self.resume_from_path)
-            if not path.is_dir():
-                raise CheckpointError(
-                    f"resume.resume_from_path={self.resume_from_path}: this checkpoint directory does not exist. Set "
-                    "the path of an existing checkpoint."
-                )
+        named = checkpoint_at(self.resume_from_path) if self.resume_from_path else None
+        if named is not None and not named.is_dir():
+            raise CheckpointError(
+                f"resume.resume_from_path={self.resume_from_path}: this checkpoint directory does not exist. Set "
+                "the path of an existing checkpoint."
+            )
+        search = self._resumable(trainer, directory) if self.resume_if_exists else Search()
+        if named is not None and not _continues(search, named):
             if training:
-                refuse_weights_only(path)
-            return path
+                refuse_weights_only(named)
+            return named
         if not self.resume_if_exists:
             return None
-        search = self._resumable(trainer, directory)
         looked = ", ".join(str(path) for path in search.looked_at) or "no directory: the run saves no checkpoints"
         if search.left_out:
             rank_zero_info(f"Skipped: {_list(search.left_out)}.")
@@ -198,9 +200,9 @@ class AutoResume:
     def checkpoint_in(self, directory: Path) -> Optional[Path]:
         """The checkpoint from which a run with its checkpoints in ``directory`` starts, unchecked. None: it starts from
         the beginning or from other weights."""
-        if self.resume_from_path:
-            return checkpoint_at(self.resume_from_path)
-        return self._newest_for(directory).newest if self.resume_if_exists else None
+        search = self._newest_for(directory) if self.resume_if_exists else Search()
+        named = checkpoint_at(self.resume_from_path) if self.resume_from_path else None
+        return search.newest if named is None or _continues(search, named) else named
 
     def get_context_path(self, model: Any = None) -> Optional[Path]:
         """The ``context/`` of the weights to start from. None without such weights, and for released weights, which
@@ -229,14 +231,16 @@ class AutoResume:
             directory = Path(getattr(saves, "dirpath", None) or Path(trainer.default_root_dir) / "checkpoints")
         # Before the process group exists, other ranks search at the same time.
         alone = trainer.world_size == 1 or torch.distributed.is_initialized()
-        if directory is not None and alone and not self.resume_from_directory:
+        if directory is not None and alone:
             publish_written(directory)
         return self._newest_for(directory)
 
     def _newest_for(self, directory: Optional[Path]) -> Search:
-        if self.resume_from_directory:
-            return _newest(checkpoint_folders(Path(self.resume_from_directory)), any_run=True)
-        return _newest([directory] if directory is not None else [], any_run=False)
+        own = _newest([directory] if directory is not None else [], any_run=False)
+        if not self.resume_from_directory:
+            return own
+        other = _newest(checkpoint_folders(Path(self.resume_from_directory)), any_run=True)
+        return own if _continues(own, other.newest) else other
 
 
 def refuse_unresumable(directory: Path, *, max_steps: int, past_end: bool = False) -> None:
@@ -251,6 +255,14 @@ def refuse_unresumable(directory: Path, *, max_steps: int, past_end: bool = Fals
         _refuse_finished(search, max_steps)
     if search.newest is not None and search.whole is None:
         refuse_weights_only(search.newest)
+
+
+def _continues(own: Search, start: Optional[Path]) -> bool:
+    """Whether the run of the checkpoints ``own`` began at ``start``, a checkpoint of another run, and has gone on since."""
+    begun = None if start is None else read_manifest(start)
+    if begun is None or not begun.run or own.manifest is None:
+        return False
+    return own.manifest.lineage == [*begun.lineage, begun.run] and own.manifest.step > begun.step
 
 
 def newest_to_resume(directory: Path) -> Optional[Path]:

@@ -122,7 +122,12 @@ class BackgroundWrite:
             if self._attempts > _PROCESSES:
                 answer = {"error": f"it {trouble}"}
             else:
-                self._replace(trouble)
+                who = "another process" if self._attempts < _PROCESSES else "this process"
+                self.warnings.append(
+                    f"{self.name}: on rank {ranks.rank()}, the process that writes its files in the background {trouble}; {who} "
+                    "writes them now."
+                )
+                self._try_again()
         if answer is not None:
             self._end(answer)
         return self._done
@@ -132,14 +137,6 @@ class BackgroundWrite:
         if not self._done:
             self._attempt.kill()
             self._end({"error": "it was given up"})
-
-    def _replace(self, trouble: str) -> None:
-        who = "another process" if self._attempts < _PROCESSES else "this process"
-        self.warnings.append(
-            f"{self.name}: on rank {ranks.rank()}, the process that writes its files in the background {trouble}; {who} writes "
-            "them now."
-        )
-        self._try_again()
 
     def _try_again(self) -> None:
         self._attempts += 1

@@ -148,28 +148,20 @@ def commit(temporary: Path, target: Path, run: str, *, overwrite: bool = False) 
     for record in temporary.glob(f"{WRITTEN}*"):
         record.unlink()
     if target.exists() and not overwrite:
-        _make_way(target, run)
+        # Only a checkpoint of `run` is replaced; an unfinished one is set aside. "": no run is known, as of a
+        # checkpoint that the user's own code saves.
+        try:
+            existing = read_manifest(target)
+        except CheckpointError:
+            existing = None
+        if existing is None:
+            _log.warning("%s was no finished checkpoint. It was renamed to %s.", target, set_aside(target).name)
+        elif run and existing.run not in ("", run):
+            raise CheckpointError(
+                f"{target} is a checkpoint of run {existing.run}, but this run is {run}. It was not replaced. For this run, "
+                f"{new_name()}, log.version or log.explicit_log_dir."
+            )
     take_place(temporary, target)
-
-
-def _make_way(target: Path, run: str) -> None:
-    """Leave ``target`` to be replaced if it is a checkpoint of ``run``, and set anything else aside. "": no run is known, as
-    of a checkpoint that the user's own code saves.
-
-    Raises:
-        CheckpointError: it is a checkpoint of another run.
-    """
-    try:
-        existing = read_manifest(target)
-    except CheckpointError:
-        existing = None
-    if existing is None:
-        _log.warning("%s was no finished checkpoint. It was renamed to %s.", target, set_aside(target).name)
-    elif run and existing.run not in ("", run):
-        raise CheckpointError(
-            f"{target} is a checkpoint of run {existing.run}, but this run is {run}. It was not replaced. For this run, "
-            f"{new_name()}, log.version or log.explicit_log_dir."
-        )
 
 
 @contextlib.contextmanager

@@ -15,6 +15,7 @@ import shutil
 import uuid
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Optional, TypeVar
 
@@ -87,61 +88,53 @@ _WRITER = re.compile(rf"{WEIGHTS_PATH}/\w*?__(\d+)_\d+\.distcp$")
 
 
 @configurable
+@dataclass(eq=False)
 class MegatronCheckpointIO(CheckpointIO):
     """Save and load ``weights/`` in Megatron-Core's ``torch_dist`` format, which any layout can read.
 
-    Args:
-        save_ckpt_format: "torch_dist".
-        load_directly_on_device: Accepted for NeMo's signature, without effect. Megatron-Core reads into existing
-            tensors.
-        async_save: Write in the background. Training continues after each rank has copied its state. The checkpoint
-            exists once `maybe_finalize_save_checkpoint` finds that every rank has finished writing.
-        torch_dist_multiproc: Files per rank, written in parallel. None: Megatron-Core's choice (2; from 0.19 on 1).
-        assume_constant_structure: Names and shapes in a state never change. After two consecutive saves with the same
-            plan, later saves reuse it. Saves without the optimizer have a separate plan.
-        parallel_save: Distribute the writing over replicas.
-        parallel_save_within_dp: Distribute the writing within a data-parallel group only.
-        parallel_load: Distribute the reading over replicas, which then exchange the tensors.
-        verify: While loading, compare every file's SHA-256 with the manifest. Each rank hashes some of the files.
-        save_timeout_seconds: A writer process that takes longer for a background save is replaced; if the replacement
-            fails too, the rank itself writes the files. None: no timeout.
+    Raises:
+        ConfigError: another format, or a value out of its range.
     """
 
-    def __init__(
-        self,
-        save_ckpt_format: Literal["torch_dist"] = "torch_dist",
-        load_directly_on_device: bool = True,
-        async_save: bool = False,
-        torch_dist_multiproc: Optional[int] = None,
-        assume_constant_structure: bool = False,
-        parallel_save: bool = True,
-        parallel_save_within_dp: bool = False,
-        parallel_load: bool = True,
-        verify: bool = True,
-        save_timeout_seconds: Optional[float] = 600.0,
-    ) -> None:
-        if save_timeout_seconds is not None and save_timeout_seconds <= 0:
-            raise ConfigError(f"save_timeout_seconds={save_timeout_seconds}: must be more than 0 seconds, or None.")
-        require_counts("strategy", others=(None,), ckpt_torch_dist_multiproc=torch_dist_multiproc)
-        if save_ckpt_format != "torch_dist":
+    save_ckpt_format: Literal["torch_dist"] = "torch_dist"
+    """Must be "torch_dist"."""
+    load_directly_on_device: bool = True
+    """Accepted for NeMo's signature, without effect. Megatron-Core reads into existing tensors."""
+    async_save: bool = False
+    """Write in the background. Training continues after each rank has copied its state. The checkpoint exists once
+    `maybe_finalize_save_checkpoint` finds that every rank has finished writing."""
+    torch_dist_multiproc: Optional[int] = None
+    """Files per rank, written in parallel. None: Megatron-Core's choice (2; from 0.19 on 1)."""
+    assume_constant_structure: bool = False
+    """Names and shapes in a state never change. After two consecutive saves with the same plan, later saves reuse it. Saves
+    without the optimizer have a separate plan."""
+    parallel_save: bool = True
+    """Distribute the writing over replicas."""
+    parallel_save_within_dp: bool = False
+    """Distribute the writing within a data-parallel group only."""
+    parallel_load: bool = True
+    """Distribute the reading over replicas, which then exchange the tensors."""
+    verify: bool = True
+    """While loading, compare every file's SHA-256 with the manifest. Each rank hashes some of the files."""
+    save_timeout_seconds: Optional[float] = 600.0
+    """A writer process that takes longer for a background save is replaced; if the replacement fails too, the rank itself
+    writes the files. None: no timeout."""
+
+    def __post_init__(self) -> None:
+        if self.save_timeout_seconds is not None and self.save_timeout_seconds <= 0:
             raise ConfigError(
-                f"strategy.save_ckpt_format={save_ckpt_format!r}: Megatron-Core no longer supports other formats. Set "
+                f"save_timeout_seconds={self.save_timeout_seconds}: must be more than 0 seconds, or None."
+            )
+        require_counts("strategy", others=(None,), ckpt_torch_dist_multiproc=self.torch_dist_multiproc)
+        if self.save_ckpt_format != "torch_dist":
+            raise ConfigError(
+                f"strategy.save_ckpt_format={self.save_ckpt_format!r}: Megatron-Core no longer supports other formats. Set "
                 "save_ckpt_format='torch_dist'."
             )
         warn_without_effect(
             "Megatron-Core reads into the tensors that the model and the optimizer have, wherever they are.",
-            load_directly_on_device=(load_directly_on_device, True),
+            load_directly_on_device=(self.load_directly_on_device, True),
         )
-        self.save_ckpt_format = save_ckpt_format
-        self.load_directly_on_device = load_directly_on_device
-        self.async_save = async_save
-        self.torch_dist_multiproc = torch_dist_multiproc
-        self.assume_constant_structure = assume_constant_structure
-        self.parallel_save = parallel_save
-        self.parallel_save_within_dp = parallel_save_within_dp
-        self.parallel_load = parallel_load
-        self.verify = verify
-        self.save_timeout_seconds = save_timeout_seconds
         self.fall_back = False
         """Whether `read_whole` may use an older checkpoint in place of a damaged one. `AutoResume` decides."""
         self._verified: set[Path] = set()

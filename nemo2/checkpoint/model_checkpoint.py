@@ -5,6 +5,7 @@ import logging
 import re
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Literal, Optional, Union
@@ -15,7 +16,7 @@ from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.utilities.rank_zero import rank_zero_info  # pyright: ignore[reportPrivateImportUsage]
 
 from nemo2.base import ranks
-from nemo2.base.names import did_you_mean
+from nemo2.base.names import check_choice, did_you_mean
 from nemo2.checkpoint.directory import LAST_SUFFIX, Manifest, finished, remove, saving_to, without_last
 from nemo2.checkpoint.leftovers import clean_up
 from nemo2.checkpoint.lineage import Run, begin, own
@@ -29,6 +30,7 @@ _FIELD = re.compile(r"\{(\w+)(?::[^}]*)?\}")
 
 
 @configurable
+@dataclass(eq=False)
 class ModelCheckpoint(Checkpoint):
     """Save checkpoints of the run and delete old ones.
 
@@ -43,88 +45,69 @@ class ModelCheckpoint(Checkpoint):
     After each save the callback keeps the ``save_top_k`` best checkpoints by ``monitor``, and the newest. Checkpoints
     without a validation, or whose metric isn't finite, rank last.
 
-    Args:
-        monitor: The logged metric to rank by. None: newer checkpoints rank higher.
-        verbose: Log each save and deletion.
-        save_last: Mark the newest checkpoint with ``-last`` in its name, as NeMo does. "link" means the same. False: no
-            mark. The newest checkpoint is kept either way.
-        save_top_k: The number of best checkpoints to keep. -1: all. 0: only the newest.
-        save_weights_only: Leave out the states of the optimizer, the schedule and the loop. Such a checkpoint can't be
-            resumed.
-        mode: "min" or "max".
-        every_n_epochs: Save after the validation of every n-th epoch, or at its end in a run that doesn't validate,
-            beside the other intervals. None: see above.
-        every_n_train_steps: The interval between saves, in optimizer steps.
-        train_time_interval: The wall time between saves.
-        save_on_train_epoch_end: Save at the end of an epoch rather than after its validation.
-        save_optim_on_train_end: Keep the optimizer's state in the checkpoint of the last step, so that training can be
-            extended. The state doubles to triples the size.
-        always_save_context: Save ``context/`` with every checkpoint.
-        save_context_on_train_end: Save ``context/`` with the last checkpoint of training, whatever
-            ``always_save_context`` says.
-        dirpath: The directory of the checkpoints. None: the logger sets ``<run>/checkpoints``.
-        filename: The name of a checkpoint, with ``{model_name}``, ``{step}``, ``{consumed_samples}``, ``{epoch}`` and
-            logged metrics, each with an optional format specification. As in Lightning, ``name=`` precedes each value
-            except ``model_name``.
-        auto_insert_metric_name: Insert ``name=`` before each value of ``filename``.
-        enable_version_counter: Accepted for Lightning's signature, without effect. A checkpoint replaces another of the
-            same name, because the name contains the step.
+    Raises:
+        ConfigError: a value out of its range.
     """
 
-    def __init__(
-        self,
-        monitor: Optional[str] = "val_loss",
-        verbose: bool = True,
-        save_last: Optional[Union[bool, Literal["link"]]] = True,
-        save_top_k: int = 3,
-        save_weights_only: bool = False,
-        mode: Literal["min", "max"] = "min",
-        every_n_epochs: Optional[int] = None,
-        every_n_train_steps: Optional[int] = None,
-        train_time_interval: Optional[timedelta] = None,
-        save_on_train_epoch_end: Optional[bool] = False,
-        save_optim_on_train_end: Optional[bool] = False,
-        always_save_context: bool = True,
-        save_context_on_train_end: bool = True,
-        dirpath: Optional[str] = None,
-        filename: Optional[str] = None,
-        auto_insert_metric_name: bool = True,
-        enable_version_counter: bool = False,
-    ) -> None:
+    monitor: Optional[str] = "val_loss"
+    """The logged metric to rank by. None: newer checkpoints rank higher."""
+    verbose: bool = True
+    """Log each save and deletion."""
+    save_last: Optional[Union[bool, Literal["link"]]] = True
+    """Mark the newest checkpoint with ``-last`` in its name, as NeMo does. "link" means the same. False: no mark. The newest
+    checkpoint is kept either way."""
+    save_top_k: int = 3
+    """The number of best checkpoints to keep. -1: all. 0: only the newest."""
+    save_weights_only: bool = False
+    """Leave out the states of the optimizer, the schedule and the loop. Such a checkpoint can't be resumed."""
+    mode: Literal["min", "max"] = "min"
+    """Whether the lowest or the highest metric is the best."""
+    every_n_epochs: Optional[int] = None
+    """Save after the validation of every n-th epoch, or at its end in a run that doesn't validate, beside the other
+    intervals. None: see above."""
+    every_n_train_steps: Optional[int] = None
+    """The interval between saves, in optimizer steps."""
+    train_time_interval: Optional[timedelta] = None
+    """The wall time between saves."""
+    save_on_train_epoch_end: Optional[bool] = False
+    """Save at the end of an epoch rather than after its validation."""
+    save_optim_on_train_end: Optional[bool] = False
+    """Keep the optimizer's state in the checkpoint of the last step, so that training can be extended. The state doubles to
+    triples the size."""
+    always_save_context: bool = True
+    """Save ``context/`` with every checkpoint."""
+    save_context_on_train_end: bool = True
+    """Save ``context/`` with the last checkpoint of training, whatever ``always_save_context`` says."""
+    dirpath: Optional[str] = None
+    """The directory of the checkpoints. None: the logger sets ``<run>/checkpoints``."""
+    filename: Optional[str] = None
+    """The name of a checkpoint, with ``{model_name}``, ``{step}``, ``{consumed_samples}``, ``{epoch}`` and logged metrics,
+    each with an optional format specification. As in Lightning, ``name=`` precedes each value except ``model_name``."""
+    auto_insert_metric_name: bool = True
+    """Insert ``name=`` before each value of ``filename``."""
+    enable_version_counter: bool = False
+    """Accepted for Lightning's signature, without effect. A checkpoint replaces another of the same name, because the name
+    contains the step."""
+
+    def __post_init__(self) -> None:
         warn_without_effect(
             "A checkpoint replaces another of the same name, because the name contains the step.",
-            enable_version_counter=(enable_version_counter, False),
+            enable_version_counter=(self.enable_version_counter, False),
         )
-        if mode not in ("min", "max"):
+        check_choice("log.ckpt.mode", self.mode, Literal["min", "max"])
+        if self.save_top_k < -1:
             raise ConfigError(
-                f"log.ckpt.mode={mode!r}: must be 'min' or 'max'{did_you_mean(str(mode), ['min', 'max'], listed=True)}"
+                f"log.ckpt.save_top_k={self.save_top_k}: must be -1 (keep all), 0 (keep only the newest) or more."
             )
-        if save_top_k < -1:
-            raise ConfigError(
-                f"log.ckpt.save_top_k={save_top_k}: must be -1 (keep all), 0 (keep only the newest) or more."
-            )
-        for name, value in (("every_n_train_steps", every_n_train_steps), ("every_n_epochs", every_n_epochs)):
+        for name in ("every_n_train_steps", "every_n_epochs"):
+            value = getattr(self, name)
             if value is not None and value < 0:
                 raise ConfigError(f"log.ckpt.{name}={value}: must be at least 1, or unset.")
-        if train_time_interval is not None and train_time_interval <= timedelta(0):
-            raise ConfigError(f"log.ckpt.train_time_interval={train_time_interval}: must be longer than 0 seconds.")
-        self.monitor = monitor
-        self.verbose = verbose
-        self.save_last = save_last
-        self.save_top_k = save_top_k
-        self.save_weights_only = save_weights_only
-        self.mode = mode
-        self.every_n_epochs = every_n_epochs
-        self.every_n_train_steps = every_n_train_steps or None
-        self.train_time_interval = train_time_interval
-        self.save_on_train_epoch_end = save_on_train_epoch_end
-        self.save_optim_on_train_end = save_optim_on_train_end
-        self.always_save_context = always_save_context
-        self.save_context_on_train_end = save_context_on_train_end
-        self.dirpath = dirpath
-        self.filename = filename or "{model_name}--{val_loss:.2f}-{step}-{consumed_samples}"
-        self.auto_insert_metric_name = auto_insert_metric_name
-        self.enable_version_counter = enable_version_counter
+        interval = self.train_time_interval
+        if interval is not None and interval <= timedelta(0):
+            raise ConfigError(f"log.ckpt.train_time_interval={interval}: must be longer than 0 seconds.")
+        self.every_n_train_steps = self.every_n_train_steps or None
+        self.filename = self.filename or "{model_name}--{val_loss:.2f}-{step}-{consumed_samples}"
         self.model_name: Optional[str] = None
         """The value of ``{model_name}``: the run's name, which the logger sets. None: the module's class name."""
         self.best_model_path = ""
@@ -194,7 +177,12 @@ class ModelCheckpoint(Checkpoint):
     def on_train_batch_end(self, trainer: pl.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         step_due = self.every_n_train_steps is not None and trainer.global_step % self.every_n_train_steps == 0
         if step_due or self._time_due(trainer):
-            self._due = _validates_now(trainer)
+            # Whether the loop validates after this batch. Validations by wall time don't count, because
+            # ranks could disagree.
+            loop: Any = trainer.fit_loop
+            self._due = getattr(trainer, "_val_check_time_interval", None) is None and bool(
+                loop.epoch_loop._should_check_val_fx(loop._data_fetcher)
+            )
             if not self._due:
                 self.save(trainer)
 
@@ -353,8 +341,8 @@ class ModelCheckpoint(Checkpoint):
         """The file name for these values. A metric that was not logged is left out together with its separator."""
         name = type(trainer.lightning_module).__name__.lower() if trainer is not None else "model"
         values = {"model_name": self.model_name or name} | values
-        text = self.filename
-        for match in _FIELD.finditer(self.filename):
+        text = template = str(self.filename)
+        for match in _FIELD.finditer(template):
             field, pattern = match.group(1), match.group(0)
             if field not in values:
                 text = re.sub(re.escape(pattern) + r"-?", "", text)
@@ -372,15 +360,6 @@ class ModelCheckpoint(Checkpoint):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.best_model_path = state_dict.get("best_model_path", "")
         self.best_model_score = state_dict.get("best_model_score")
-
-
-def _validates_now(trainer: pl.Trainer) -> bool:
-    """Whether the loop validates after this batch. Validations by wall time return False, because ranks could
-    disagree."""
-    loop: Any = trainer.fit_loop
-    return getattr(trainer, "_val_check_time_interval", None) is None and bool(
-        loop.epoch_loop._should_check_val_fx(loop._data_fetcher)
-    )
 
 
 def ends_now(trainer: pl.Trainer) -> bool:

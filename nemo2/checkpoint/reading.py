@@ -115,22 +115,18 @@ class DirectReader(FileSystemReader):
         return done
 
     def _read(self, plan: LoadPlan, planner: LoadPlanner) -> None:
-        located = self._find(plan.items)
+        # None: torch must unpack the item.
+        located = []
+        by_file: dict[str, list[ReadItem]] = {}
+        for item in plan.items:
+            by_file.setdefault(self.storage_data[item.storage_index].relative_path, []).append(item)
+        for name, wanted in by_file.items():
+            located += persistently(self._find_in, name, wanted)
         with ThreadPoolExecutor(_THREADS) as pool:
             _Reads(planner, pool).run(located)
         rest = [item for item, stored in located if stored is None]
         if rest:
             super().read_data(LoadPlan(rest), planner).wait()
-
-    def _find(self, items: list[ReadItem]) -> list[tuple[ReadItem, Optional[Stored]]]:
-        """The position of each item. None: torch must unpack it."""
-        located = []
-        by_file: dict[str, list[ReadItem]] = {}
-        for item in items:
-            by_file.setdefault(self.storage_data[item.storage_index].relative_path, []).append(item)
-        for name, wanted in by_file.items():
-            located += persistently(self._find_in, name, wanted)
-        return located
 
     def _find_in(self, name: str, wanted: list[ReadItem]) -> list[tuple[ReadItem, Optional[Stored]]]:
         located = []

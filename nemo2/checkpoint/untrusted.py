@@ -156,24 +156,20 @@ def refuse_code_in_extra_states(loaded: Any) -> None:
         elif path.endswith(_EXTRA_STATE):
             content = _bytes_of(value)
             if content and content[:2] != b"PK":  # an archive of torch.save is read with torch's safe default
-                _refuse_code(path, content)
+                try:
+                    _ExtraStateUnpickler(io.BytesIO(content)).load()
+                except (SecurityError, CheckpointError) as error:
+                    raise type(error)(f"{path} {error}") from None
+                except Exception as error:  # unpickling garbage raises anything
+                    raise SecurityError(
+                        f"{path} cannot be read as plain data ({type(error).__name__}), so nemo2 does not load it."
+                    ) from error
 
 
 def _bytes_of(value: Any) -> bytes:
     if isinstance(value, torch.Tensor) and value.dtype == torch.uint8:
         return value.detach().cpu().numpy().tobytes()
     return value.getvalue() if isinstance(value, io.BytesIO) else b""
-
-
-def _refuse_code(path: str, content: bytes) -> None:
-    try:
-        _ExtraStateUnpickler(io.BytesIO(content)).load()
-    except (SecurityError, CheckpointError) as error:
-        raise type(error)(f"{path} {error}") from None
-    except Exception as error:  # unpickling garbage raises anything
-        raise SecurityError(
-            f"{path} cannot be read as plain data ({type(error).__name__}), so nemo2 does not load it."
-        ) from error
 
 
 class _ExtraStateUnpickler(pickle.Unpickler):

@@ -106,7 +106,13 @@ def main() -> None:
     for number in job["ignored_signals"]:
         signal.signal(number, signal.SIG_IGN)
     if job["dies_with_parent"]:
-        _die_with_parent()
+        # The kernel kills this process when the parent dies, even if this process is stopped and can't see the
+        # end of its standard input.
+        with contextlib.suppress(Exception):  # no libffi, or not Linux: only the end of standard input remains
+            import ctypes
+
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+            _parent_lives()
     answer: list[dict[str, Any]] = []
     files = [(int(descriptor), str(path)) for descriptor, path in job["files"]]
     work = threading.Thread(target=lambda: answer.append(write(files, job["record"])), daemon=True)
@@ -127,16 +133,6 @@ def _parent_lives() -> bool:
     if readable:
         os._exit(1)
     return True
-
-
-def _die_with_parent() -> None:
-    """Let the kernel kill this process when the parent dies, even if this process is stopped and can't see the end of
-    its standard input."""
-    with contextlib.suppress(Exception):  # no libffi, or not Linux: only the end of standard input remains
-        import ctypes
-
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        _parent_lives()
 
 
 if __name__ == "__main__":

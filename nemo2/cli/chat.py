@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Optional
 
 from nemo2.base.names import did_you_mean
-from nemo2.errors import Nemo2Error
+from nemo2.errors import ConfigError, Nemo2Error
 
 _PROMPT = "> "
 _COMMANDS = {
@@ -46,26 +46,21 @@ def chat(
     from nemo2.llm.inference import GenerationOptions
 
     how = GenerationOptions(**limits)
-    template_settings = {"chat_template": template, "chat_template_kwargs": _json_object(template_kwargs)}
+    try:
+        variables = json.loads(template_kwargs or "{}")
+    except ValueError:
+        variables = None
+    if not isinstance(variables, dict):
+        raise ConfigError(
+            f"--template-kwargs {template_kwargs}: must be a JSON object, for example --template-kwargs "
+            "'{\"enable_thinking\": false}'."
+        )
+    template_settings = {"chat_template": template, "chat_template_kwargs": variables}
     with conversation(
         path, how, seed=seed, system=system, trust_remote_code=trust_remote_code, **template_settings
     ) as talk:
         print(f"{name}: at most {talk.max_sequence_length} tokens of conversation. /help lists commands.")
         _talk(talk)
-
-
-def _json_object(text: Optional[str]) -> dict[str, Any]:
-    from nemo2.errors import ConfigError
-
-    try:
-        variables = json.loads(text or "{}")
-    except ValueError:
-        variables = None
-    if not isinstance(variables, dict):
-        raise ConfigError(
-            f"--template-kwargs {text}: must be a JSON object, for example --template-kwargs '{{\"enable_thinking\": false}}'."
-        )
-    return variables
 
 
 def _talk(talk: Any) -> None:

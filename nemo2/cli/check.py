@@ -7,7 +7,7 @@ from typing import Annotated, Any, Optional
 
 import typer
 
-from nemo2.base.columns import columns, folded
+from nemo2.base.columns import columns, folded, is_terminal
 from nemo2.base.counts import counted
 from nemo2.cli.adapter import Result
 from nemo2.cli.commands import not_with
@@ -15,7 +15,6 @@ from nemo2.cli.flags import UNCHANGED, RecipeOptions, machine_of, recipe_on
 from nemo2.cli.sources import RECIPE_HELP, Overrides
 from nemo2.errors import ConfigError
 from nemo2.mcore.settle.machine import Machine
-from nemo2.training.run_dir.terminal import is_terminal
 
 
 def check(

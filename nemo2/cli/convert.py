@@ -2,6 +2,7 @@
 """``nemo2 import`` and ``nemo2 export``: convert between released weights, adapters and checkpoints."""
 
 import contextlib
+import shlex
 import tempfile
 from pathlib import Path
 from typing import Annotated, Any, Literal, Optional
@@ -48,16 +49,20 @@ def import_weights(
 
     Example: nemo2 import hf:///models/Llama-3.1-8B --output checkpoints/llama
     """
-    _refuse_missing(source)
+    # Before torch is imported.
+    folder = source.removeprefix("hf://") if source.startswith("hf:///") else source
+    if "://" not in folder and not Path(folder).expanduser().is_dir():
+        raise CheckpointError(f"{source}: there is no directory {folder}.")
     refuse_existing(output, overwrite=overwrite)
     from nemo2.hugging_face.api import import_ckpt
     from nemo2.hugging_face.checkpoint import Checkpoint as Opened
 
     target = import_ckpt(_model(recipe), source, output, overwrite=overwrite, dtype=_dtype(dtype), base_model=base)
+    there = shlex.quote(str(target))
     if Opened.open(target).base is not None:
-        then = f"nemo2 generate {target} --prompt ...\n  nemo2 export {target} --merge --output FOLDER"
+        then = f"nemo2 generate {there} --prompt ...\n  nemo2 export {there} --merge --output FOLDER"
     else:
-        then = f"nemo2 pretrain RECIPE resume.restore_config.path={target}  # start from its weights"
+        then = f"nemo2 pretrain RECIPE resume.restore_config.path={there}  # start from its weights"
     return Result({"path": str(target)}, f"{target}\nnext:\n  {then}")
 
 
@@ -92,7 +97,8 @@ def export_weights(
     if to == "checkpoint":
         refuse_all_but("checkpoint", "output", "merge", "to", "overwrite", "as_json", why="with --to checkpoint")
         target = merge_lora(str(folder), output, overwrite=overwrite)
-        text = f"{target}\nnext:\n  nemo2 generate {target} --prompt ...\n  nemo2 export {target} --output FOLDER"
+        there = shlex.quote(str(target))
+        text = f"{target}\nnext:\n  nemo2 generate {there} --prompt ...\n  nemo2 export {there} --output FOLDER"
         return Result({"path": str(target)}, text)
     target_dtype = _dtype(dtype)
     with contextlib.ExitStack() as stack:
@@ -104,13 +110,6 @@ def export_weights(
             folder = merge_lora(str(folder), Path(beside) / "merged")
         target = export_ckpt(folder, "hf", output, overwrite=overwrite, model=_model(recipe), dtype=target_dtype)
     return Result({"path": str(target)}, str(target))
-
-
-def _refuse_missing(path: str) -> None:
-    """Refuse a missing folder before torch is imported."""
-    folder = path.removeprefix("hf://") if path.startswith("hf:///") else path
-    if "://" not in folder and not Path(folder).expanduser().is_dir():
-        raise CheckpointError(f"{path}: there is no directory {folder}.")
 
 
 def _model(recipe: Optional[str]) -> Any:

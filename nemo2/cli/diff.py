@@ -4,10 +4,10 @@
 import sys
 from typing import Any
 
+from nemo2.base.columns import is_terminal
 from nemo2.cli.adapter import Result
 from nemo2.cli.new_recipe import docstring
 from nemo2.cli.sources import configured
-from nemo2.training.run_dir.terminal import is_terminal
 
 _COLOURS = {"~": "\033[33m", "+": "\033[32m", "-": "\033[31m"}
 _RESET = "\033[0m"
@@ -22,7 +22,7 @@ def difference(old: str, after: Any, label: str, *, everything: bool, code: bool
         code: Tell it as a Python function that turns one into the other.
         exit_code: Exit with code 1 if they differ in effect.
     """
-    from nemo2.config.edits import edits, edits_source
+    from nemo2.config.edits import describe, edits, edits_source
 
     before = configured(old, [])
     steps = edits(before, after)
@@ -32,19 +32,14 @@ def difference(old: str, after: Any, label: str, *, everything: bool, code: bool
         source = edits_source(before, after, doc=docstring(f"{old} as {label}."))
         return Result(None, source.removesuffix("\n"), code_now)
     shown = steps if everything else in_effect
-    return Result(_rows(shown), "\n".join(_lines(old, label, shown, hidden=len(steps) - len(shown))), code_now)
-
-
-def _lines(old: str, new: str, steps: list[Any], *, hidden: int) -> list[str]:
-    from nemo2.config.edits import describe
-
+    hidden = len(steps) - len(shown)
     coloured = is_terminal(sys.stdout)
-    lines = [f"--- {old}", f"+++ {new}"] if steps else ["no difference in effect" if hidden else "no difference"]
-    for mark, line in describe(steps):
+    lines = [f"--- {old}", f"+++ {label}"] if shown else ["no difference in effect" if hidden else "no difference"]
+    for mark, line in describe(shown):
         lines.append(f"{_COLOURS[mark]}{mark} {line}{_RESET}" if coloured else f"{mark} {line}")
     if hidden:
         lines.append(f"({hidden} more fields are set to the other's default; show them with --defaults)")
-    return lines
+    return Result(_rows(shown), "\n".join(lines), code_now)
 
 
 def _rows(steps: list[Any]) -> list[dict[str, Any]]:

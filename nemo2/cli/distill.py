@@ -9,6 +9,7 @@ from nemo2.base.files import write_file
 from nemo2.cli.commands import not_with
 from nemo2.cli.flags import Output, on_machine
 from nemo2.cli.launching import TRAINING, TrainingOptions, changes_of, launched, logged
+from nemo2.cli.new_recipe import as_source
 from nemo2.cli.own_data import Data
 from nemo2.cli.run_names import Checkpoint, checkpoint_called
 from nemo2.cli.sources import Overrides, recipe_tree, run_with_recipe
@@ -56,7 +57,8 @@ def distill(
 
         placed = on_machine(tree, options=options)
         write_file(output, to_json(placed, indent=1) + "\n")
-        print(f"{output}: nemo2 check {output}, nemo2 rehearse {output}, nemo2 plan {output}, nemo2 pretrain {output}")
+        file = as_source(output)
+        print(f"{output}: nemo2 check {file}, nemo2 rehearse {file}, nemo2 plan {file}, nemo2 pretrain {file}")
         return
     launched(tree, name=name, changes=changes_of(overrides, data, performance=False), options=options)
 

@@ -5,9 +5,9 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
+from nemo2.base.columns import is_terminal
 from nemo2.cli.adapter import Result
 from nemo2.preflight.doctor.finding import Finding, checked, report
-from nemo2.training.run_dir.terminal import is_terminal
 
 
 def doctor() -> Result:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """``nemo2 new-recipe``: starts a recipe of your own."""
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -39,7 +40,7 @@ def new_recipe(
     refuse_existing(file)
     write_file(file, page(name, parent, recipes.get(parent)), new=True)
     text = f"{file}: print it with `nemo2 show {as_source(file)}`; to add it to `nemo2 list`, run\n"
-    return Result({"file": str(file)}, f"{text}  export NEMO2_RECIPES={file.resolve().parent}")
+    return Result({"file": str(file)}, f"{text}  export NEMO2_RECIPES={shlex.quote(str(file.resolve().parent))}")
 
 
 def check_importable(path: Path) -> None:
@@ -49,8 +50,8 @@ def check_importable(path: Path) -> None:
 
 
 def as_source(path: Path) -> str:
-    """The path as a user would type it, with a slash, so that commands don't take the path for a name."""
-    return str(path) if "/" in str(path) else f"./{path}"
+    """The path as a user would type it in a shell, with a slash, so that commands don't take the path for a name."""
+    return shlex.quote(str(path) if "/" in str(path) else f"./{path}")
 
 
 def docstring(text: str) -> str:

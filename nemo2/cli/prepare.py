@@ -8,6 +8,7 @@ from typing import Annotated, Literal, Optional
 
 import typer
 
+from nemo2.base.columns import is_terminal
 from nemo2.base.counts import counted
 from nemo2.base.files import refuse_existing
 from nemo2.cli.adapter import Result
@@ -15,7 +16,6 @@ from nemo2.cli.commands import as_json
 from nemo2.cli.flags import Prefix
 from nemo2.data.token_files import token_files
 from nemo2.errors import ConfigError
-from nemo2.training.run_dir.terminal import is_terminal
 
 
 def prepare_data(

@@ -188,15 +188,11 @@ def _samples(
 
 def _is_recipe(path: Path) -> bool:
     if path.suffix == ".json" and path.is_file():
-        return not _has_records(path)
+        # Records are an array, or objects without a recipe's root.
+        with open(path, "rb") as text:
+            start = text.read(4096).removeprefix(codecs.BOM_UTF8).lstrip()
+        return not (start[:1] == b"[" or (start[:1] == b"{" and b'"root"' not in start))
     return path.suffix == ".py" or (path / "recipe.json").is_file()
-
-
-def _has_records(file: Path) -> bool:
-    """Whether a .json file holds records rather than a recipe: an array, or objects without a recipe's root."""
-    with open(file, "rb") as text:
-        start = text.read(4096).removeprefix(codecs.BOM_UTF8).lstrip()
-    return start[:1] == b"[" or (start[:1] == b"{" and b'"root"' not in start)
 
 
 def _of_files(

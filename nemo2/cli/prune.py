@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """``nemo2 prune``: makes a smaller model from a checkpoint."""
 
+import shlex
 from typing import Annotated, Any, Optional
 
 from nemo2.base.files import refuse_existing
@@ -70,6 +71,7 @@ def prune(
 
         built = fiddle.build(configured(recipe, []).data)
     target = entry(str(folder), str(output), config, num_train_samples=samples, data=built, overwrite=overwrite)
-    text = f"{target}\nnext:\n  nemo2 pretrain RECIPE resume.restore_config.path={target}  # continue training"
-    text += f"\n  nemo2 distill {target} --teacher {checkpoint} --recipe RECIPE  # or distill the full model into it"
+    there, teacher = shlex.quote(str(target)), shlex.quote(checkpoint)
+    text = f"{target}\nnext:\n  nemo2 pretrain RECIPE resume.restore_config.path={there}  # continue training"
+    text += f"\n  nemo2 distill {there} --teacher {teacher} --recipe RECIPE  # or distill the full model into it"
     return Result({"path": str(target)}, text)

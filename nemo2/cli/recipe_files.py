@@ -77,7 +77,13 @@ def recipe_in(file: Path, requested: str, by_name: Callable[[str, bool], Any]) -
             f"{file}: {error} If your own recipes define the name, list their folder in ${VARIABLE}, or install them as a "
             "package with the entry point nemo2.recipes."
         ) from error
-    _refuse_another_start(recipe, file)
+    # Building may call training only: `generate`, for example, writes a file of any content to any path.
+    parameters = getattr(getattr(recipe, "__signature_info__", None), "parameters", {})
+    if not {"model", "data", "trainer"} <= parameters.keys():
+        starts = getattr(getattr(recipe, "__fn_or_cls__", recipe), "__qualname__", type(recipe).__name__)
+        raise ConfigError(
+            f"{file} describes a call of {starts}, but a recipe describes a call of llm.pretrain or llm.finetune."
+        )
     return recipe
 
 
@@ -139,14 +145,3 @@ def _bytes(file: Path) -> bytes:
         return read_bounded(file, at_most=_MOST_BYTES)
     except OSError as error:
         raise ConfigError(f"{file} can't be read as a recipe ({error.strerror or error}).") from error
-
-
-def _refuse_another_start(recipe: Any, file: Path) -> None:
-    """Raise if building the recipe would call something other than training. `generate`, for example, writes a file of
-    any content to any path."""
-    parameters = getattr(getattr(recipe, "__signature_info__", None), "parameters", {})
-    if not {"model", "data", "trainer"} <= parameters.keys():
-        starts = getattr(getattr(recipe, "__fn_or_cls__", recipe), "__qualname__", type(recipe).__name__)
-        raise ConfigError(
-            f"{file} describes a call of {starts}, but a recipe describes a call of llm.pretrain or llm.finetune."
-        )

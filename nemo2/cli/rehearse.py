@@ -12,7 +12,7 @@ from nemo2.base.gpus import DEFAULT, HEADROOM
 from nemo2.cli.adapter import AT_LEAST_1, Result
 from nemo2.cli.commands import not_with, only_with
 from nemo2.cli.flags import UNCHANGED, Html, RecipeOptions, kind_of, recipe_on
-from nemo2.cli.sources import Overrides, RecipeName
+from nemo2.cli.sources import Overrides, RecipeName, name_of_run
 
 
 def rehearse(
@@ -76,7 +76,7 @@ def _train_tiny(recipe: Any, name: str, *, processes: int, steps: int, directory
     from nemo2.preflight.rehearse.shrink import shrink
 
     small = shrink(recipe, max_processes=processes, steps=steps)
-    small.recipe.log.name = f"{name}_tiny"
+    small.recipe.log.name = f"{name_of_run(name) or recipe.log.name}_tiny"
     small.recipe.resume.resume_if_exists = False  # every rehearsal starts anew
     if directory is not None:
         small.recipe.log.log_dir = str(directory)

@@ -129,7 +129,13 @@ def edited_arguments(obj: object) -> dict[str, Any]:
 
 
 def _decorate(target: Any, aliases: Mapping[str, str]) -> Any:
-    _refuse_open_signature(target)
+    for parameter in inspect.signature(target).parameters.values():
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            stars = "*" if parameter.kind is parameter.VAR_POSITIONAL else "**"
+            raise TypeError(
+                f"{target.__qualname__} takes {stars}{parameter.name}, which would accept a misspelled name. List all "
+                "parameters in the signature of a configurable class."
+            )
     if isinstance(target, type):
         if not getattr(target, "__dictoffset__", 0):
             raise TypeError(
@@ -162,16 +168,6 @@ def _second_name(name: str) -> property:
 def remembers_arguments(cls: type) -> bool:
     """Whether instances of ``cls`` record their arguments."""
     return getattr(cls.__init__, _WRAPPED, False)
-
-
-def _refuse_open_signature(target: Any) -> None:
-    for parameter in inspect.signature(target).parameters.values():
-        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
-            stars = "*" if parameter.kind is parameter.VAR_POSITIONAL else "**"
-            raise TypeError(
-                f"{target.__qualname__} takes {stars}{parameter.name}, which would accept a misspelled name. List all "
-                "parameters in the signature of a configurable class."
-            )
 
 
 def _wrap_function(fn: Callable[..., Any]) -> Callable[..., Any]:
@@ -244,7 +240,10 @@ def real_names(target: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
         if real not in names and not open_ended:
             raise unknown_name(target, name)
         if real in renamed:
-            raise two_spellings(target, spelled[real], name)
+            shown = getattr(target, "__qualname__", str(target))
+            raise ConfigError(
+                f"{shown} got both {spelled[real]!r} and {name!r}, two names of the same parameter. Keep one of them."
+            )
         renamed[real] = value
         spelled[real] = name
     return renamed
@@ -277,12 +276,6 @@ def _hint(target: Any, name: str) -> str:
     if usual := usual_class_with(name, in_place_of=target):
         return f": only {usual} has it. Remove it, or use {usual}."
     return did_you_mean(name, [one for one in (*parameter_names(target), *aliases_of(target)) if one != name])
-
-
-def two_spellings(target: Any, first: str, second: str) -> ConfigError:
-    """The error for a parameter that is given under two names."""
-    shown = getattr(target, "__qualname__", str(target))
-    return ConfigError(f"{shown} got both {first!r} and {second!r}, two names of the same parameter. Keep one of them.")
 
 
 def _bind(signature: inspect.Signature, obj: Any, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any] | None:

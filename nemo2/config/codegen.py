@@ -186,13 +186,10 @@ class Writer:
             return self._write(value, path)
         if id(value) not in self._variables:
             written = self._write(value, path)
-            self._variables[id(value)] = variable = self._new_variable(path)
+            stem = (re.findall(r"[A-Za-z_]\w*", path) or ["value"])[-1]
+            self._variables[id(value)] = variable = self.imports.reserve(stem)
             self._assigned.append((variable, written))
         return self._variables[id(value)]
-
-    def _new_variable(self, path: str) -> str:
-        stem = (re.findall(r"[A-Za-z_]\w*", path) or ["value"])[-1]
-        return self.imports.reserve(stem)
 
     def _write(self, value: Any, path: str) -> Expression:
         if isinstance(value, fdl.Buildable):

@@ -176,11 +176,7 @@ def _find(name: str, classes: tuple[type, ...]) -> Optional[Callable[..., Any]]:
     for source in _fitting(classes):
         if name in source.names():
             return source.load(name)
-    return _nemo_runs(name, classes)
-
-
-def _nemo_runs(name: str, classes: tuple[type, ...]) -> Optional[Callable[..., Any]]:
-    """A factory that is registered with nemo-run for one of these classes."""
+    # A factory that is registered with nemo-run for one of these classes.
     if "nemo_run.cli.api" not in sys.modules:
         return None
     import catalogue

@@ -13,8 +13,8 @@ from typing import Any
 import fiddle as fdl
 import nemo_run as run
 
+from nemo2.config.show import Branch, class_name, render, shown_value, tree
 from nemo2.config.tree import Config, Partial
-from nemo2.config.walk import place_of
 
 _OPEN = 2
 """Levels that are expanded at first."""
@@ -34,44 +34,27 @@ def html_tree(node: Any) -> str:
     A tooltip shows the line that set each value. A config that is used in two places is shown at the first, and the
     second refers to it.
     """
-    from nemo2.config.show import effective_children, holds_configs, shown_value
 
-    first: dict[int, str] = {}
-
-    def branch(label: str, value: Any, path: str, tip: str) -> dict[str, Any]:
+    def branch(one: Branch) -> dict[str, Any]:
         """``text`` and ``soft`` follow the label, and ``children`` are branches."""
-        if id(value) in first:
-            return {"label": label, "tip": tip, "soft": f"same as {first[id(value)]}"}
-        text, soft = "", ""
-        if isinstance(value, fdl.Buildable):
-            first[id(value)] = path or "the recipe"
-            target = value.__fn_or_cls__
-            text, soft = getattr(target, "__qualname__", str(target)), getattr(target, "__module__", "")
-        elif holds_configs(value):
-            soft = f"{len(value)} of them" if len(value) > 1 else ""
+        text, soft, target = "", "", getattr(one.value, "__fn_or_cls__", None)
+        if one.first:
+            soft = f"same as {one.first}"
+        elif isinstance(one.value, fdl.Buildable):
+            text, soft = class_name(target), getattr(target, "__module__", "")
+        elif one.inside:
+            soft = f"{len(one.inside)} of them" if len(one.inside) > 1 else ""
         else:
-            text = shown_value(value)
-            return {"label": label, "tip": tip, "text": text if len(text) <= _LONGEST else f"{text[:_LONGEST]} ..."}
-        children = [
-            branch(step.strip(".[]"), child, f"{path}{step}".removeprefix("."), _who(value, step))
-            for step, child in effective_children(value, defaults=False)
-        ]
-        return {"label": label, "tip": tip, "text": text, "soft": soft, "children": children}
+            text = shown_value(one.value)
+            text = text if len(text) <= _LONGEST else f"{text[:_LONGEST]} ..."
+        children = [branch(below) for below in one.inside]
+        return {"label": one.label, "tip": one.place, "text": text, "soft": soft, "children": children}
 
-    return _template().render(root=branch("", node, "", ""), levels=_OPEN)
-
-
-def _who(node: Any, step: str) -> str:
-    """The ``file:line`` that set a field last. "": an item of a list."""
-    if not isinstance(node, fdl.Buildable) or not step.startswith("."):
-        return ""
-    return place_of(node, step[1:])
+    return _template().render(root=branch(tree(node)), levels=_OPEN)
 
 
 def _shown_in_ipython(node: Any, include: Any = None, exclude: Any = None) -> dict[str, str]:
     """The text and the tree for IPython."""
-    from nemo2.config.show import render
-
     return {"text/plain": render(node), "text/html": html_tree(node)}
 
 

@@ -31,7 +31,19 @@ def rebuilding_arguments(obj: object) -> dict[str, Any] | None:
         return arguments
     fields = [field.name for field in dataclasses.fields(obj) if field.init]
     if arguments is None:
-        return _from_fields(obj, fields)
+        # The init fields that differ from their defaults, unless the constructor needs more than fields.
+        signature = inspect.signature(type(obj))
+        if any(p.default is p.empty and p.name not in fields for p in signature.parameters.values()):
+            return None
+        arguments = {}
+        for field in dataclasses.fields(obj):
+            if not field.init:
+                continue
+            value = getattr(obj, field.name)
+            default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+            if not is_same(value, default):
+                arguments[field.name] = value
+        return arguments
     for _ in range(2):
         edited = [name for name in changed_since_made(obj, arguments) if name in fields]
         if not edited:
@@ -63,19 +75,3 @@ def partial_call(obj: functools.partial) -> tuple[tuple, dict[str, Any]] | None:
     except (TypeError, ValueError):
         return None
     return obj.args, dict(obj.keywords)
-
-
-def _from_fields(obj: Any, fields: list[str]) -> dict[str, Any] | None:
-    """The init fields that differ from their defaults. None: the constructor needs more than fields."""
-    signature = inspect.signature(type(obj))
-    if any(p.default is p.empty and p.name not in fields for p in signature.parameters.values()):
-        return None
-    arguments = {}
-    for field in dataclasses.fields(obj):
-        if not field.init:
-            continue
-        value = getattr(obj, field.name)
-        default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
-        if not is_same(value, default):
-            arguments[field.name] = value
-    return arguments

@@ -225,7 +225,21 @@ def _apply(recipe: Any, override: str) -> None:
         _set(recipe, path, text)
     else:
         place = _find(recipe, path)
-        _put(recipe, path, _changed(place, path, operation, text))
+        current = place.read()
+        if current is _MISSING or current is None:
+            raise ConfigError(f"{path} is not set, so {operation} has no value to change. Use {path}=...")
+        numbers = all(isinstance(side, int | float) and not isinstance(side, bool) for side in (current, text.literal))
+        both_lists = isinstance(current, list) and isinstance(text.literal, list)
+        both_text = isinstance(current, str) and isinstance(text.literal, str)
+        if not (numbers or (operation == "+=" and (both_lists or both_text))):
+            raise ConfigError(f"{path} is {current!r}, so {operation} {text.raw} cannot be applied to it.")
+        try:
+            result = _OPERATIONS[operation](current, text.literal)
+        except ArithmeticError as error:
+            raise ConfigError(f"{path} is {current!r}, so {operation} {text.raw} has no result: {error}.") from None
+        if isinstance(current, int) and isinstance(result, float) and result.is_integer():
+            result = int(result)
+        _put(recipe, path, _fit(place, path, result, None))
 
 
 def _set(recipe: Any, path: str, text: Text) -> None:
@@ -366,24 +380,6 @@ def _fit(place: _Place, path: str, value: Any, text: str | None) -> Any:
     if isinstance(current, float) and isinstance(fitted, int) and not isinstance(fitted, bool):
         return float(fitted)  # without an annotation, the current value shows that the field is a float
     return fitted
-
-
-def _changed(place: _Place, path: str, operation: str, text: Text) -> Any:
-    current = place.read()
-    if current is _MISSING or current is None:
-        raise ConfigError(f"{path} is not set, so {operation} has no value to change. Use {path}=...")
-    numbers = all(isinstance(side, int | float) and not isinstance(side, bool) for side in (current, text.literal))
-    both_lists = isinstance(current, list) and isinstance(text.literal, list)
-    both_text = isinstance(current, str) and isinstance(text.literal, str)
-    if not (numbers or (operation == "+=" and (both_lists or both_text))):
-        raise ConfigError(f"{path} is {current!r}, so {operation} {text.raw} cannot be applied to it.")
-    try:
-        result = _OPERATIONS[operation](current, text.literal)
-    except ArithmeticError as error:
-        raise ConfigError(f"{path} is {current!r}, so {operation} {text.raw} has no result: {error}.") from None
-    if isinstance(current, int) and isinstance(result, float) and result.is_integer():
-        result = int(result)
-    return _fit(place, path, result, None)
 
 
 @contextlib.contextmanager

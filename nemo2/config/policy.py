@@ -188,7 +188,10 @@ class RecipePolicy(serialization.PyrefPolicy):
         seen: set[int] = set()
         while pending:
             path, value, argument = pending.pop()
-            self._check_argument(path, value, argument)
+            if argument in NAMES_THAT_ARE_IMPORTED:
+                self._check_named(path, value, argument)
+            if argument in SWITCHES_THAT_RUN_CODE and value not in (None, False):
+                self._check_switch(path, value, argument)
             if isinstance(value, fdl.Buildable):
                 if id(value) not in seen:
                     self._check_target(path, value)
@@ -258,12 +261,6 @@ class RecipePolicy(serialization.PyrefPolicy):
             return
         if not self.may_be_called(target) or (path and self._is_entry_point(target)):
             raise self.refusal(*_name_of(target), f"{path or 'the recipe'} would call it, and it is not meant for that")
-
-    def _check_argument(self, path: str, value: Any, argument: str) -> None:
-        if argument in NAMES_THAT_ARE_IMPORTED:
-            self._check_named(path, value, argument)
-        if argument in SWITCHES_THAT_RUN_CODE and value not in (None, False):
-            self._check_switch(path, value, argument)
 
     def _check_named(self, path: str, value: Any, argument: str) -> None:
         reason = f"{path} has it imported ({NAMES_THAT_ARE_IMPORTED[argument].partition(',')[0]})"

@@ -10,6 +10,7 @@ from datetime import timedelta
 from typing import Any
 
 import fiddle as fdl
+import yaml
 
 from nemo2.base.names import visible
 from nemo2.config import wire
@@ -28,6 +29,8 @@ class _NotSet:
 
 NOT_SET = _NotSet()
 """Stands for a required parameter without a value, and for a path that only the other recipe has."""
+_LINE = 100
+"""Characters of a list or dict without configs that is shown on one line."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -66,6 +69,55 @@ def flatten(recipe: Any, defaults: bool = False) -> dict[str, Any]:
     return flat
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Branch:
+    """A value at its place in a recipe, with the values inside it."""
+
+    step: str
+    """``.name`` of a field, ``[index]`` of an item. "": the recipe itself."""
+    value: Any
+    owner: Any = None
+    """The config or container that has the value. None: the recipe has no owner."""
+    default: bool = False
+    """Whether it is an unset field."""
+    first: str = ""
+    """The path where the same config stands already. "": it stands here for the first time."""
+    inside: tuple["Branch", ...] = ()
+    """The fields of a config, or the items of a container that has configs or doesn't fit on a line."""
+
+    @property
+    def label(self) -> str:
+        """The field's name, or the index or key of an item."""
+        return self.step[1:] if self.step.startswith(".") else self.step[1:-1]
+
+    @property
+    def place(self) -> str:
+        """The ``file:line`` that set a field last. "": nothing set it, or it is an item."""
+        is_field = isinstance(self.owner, fdl.Buildable) and self.step.startswith(".")
+        return place_of(self.owner, self.label) if is_field and not self.default else ""
+
+
+def tree(recipe: Any, *, defaults: bool = False) -> Branch:
+    """The recipe as branches, for the texts and pictures that show it. ``defaults`` includes unset fields."""
+    paths: dict[int, str] = {}
+
+    def branch(step: str, value: Any, path: str, **place: Any) -> Branch:
+        if isinstance(value, fdl.Buildable):
+            if id(value) in paths:
+                return Branch(step=step, value=value, first=paths[id(value)], **place)
+            paths[id(value)] = path or "the recipe"
+        elif not holds_configs(value) and len(format_value(value)) <= _LINE:
+            return Branch(step=step, value=value, **place)
+        set_here = {step for step, _ in children(value)}
+        inside = tuple(
+            branch(below, child, f"{path}{below}".removeprefix("."), owner=value, default=below not in set_here)
+            for below, child in effective_children(value, defaults=defaults)
+        )
+        return Branch(step=step, value=value, inside=inside, **place)
+
+    return branch("", recipe, "")
+
+
 def render(recipe: Any, defaults: bool = False, who: bool = False) -> str:
     """Return the recipe as an indented tree, one line per value.
 
@@ -77,33 +129,21 @@ def render(recipe: Any, defaults: bool = False, who: bool = False) -> str:
         who: Show after each set value the file and line that set it last.
     """
     lines: list[str] = []
-    first_paths: dict[int, str] = {}
 
-    def visit(label: str, value: Any, path: str, depth: int, note: str) -> None:
-        indent = "  " * depth
-        if isinstance(value, fdl.Buildable):
-            if id(value) in first_paths:
-                lines.append(f"{indent}{label}same as {first_paths[id(value)]}{note}")
-                return
-            first_paths[id(value)] = path or "the recipe"
-            kind = "" if isinstance(value, fdl.Config) else " (partial)"
-            lines.append(f"{indent}{label}{class_name(value.__fn_or_cls__)}{kind}{note}")
-        elif (not holds_configs(value) and len(format_value(value)) <= 100) or not children(value):
-            lines.append(f"{indent}{label}{format_value(value)}{note}")
-            return
+    def write(one: Branch, label: str, depth: int) -> None:
+        value = one.value
+        if one.first:
+            text = f"same as {one.first}"
+        elif isinstance(value, fdl.Buildable):
+            text = class_name(value.__fn_or_cls__) + ("" if isinstance(value, fdl.Config) else " (partial)")
         else:
-            lines.append(f"{indent}{label.rstrip()}{note}")
-        explicit = dict(children(value))
-        for step, child in effective_children(value, defaults=defaults):
-            is_field = step.startswith(".")
-            name = f"{step[1:]}: " if is_field else f"{step[1:-1]}: "
-            child_label = "- " if isinstance(value, list | tuple) else name
-            child_note = "" if step in explicit or not is_field else "  [default]"
-            if who and is_field and step in explicit and (place := place_of(value, step[1:])):
-                child_note = f"  # {place}"
-            visit(child_label, child, f"{path}{step}".removeprefix("."), depth + 1, child_note)
+            text = "" if one.inside else format_value(value)
+        note = "  [default]" if one.default else f"  # {one.place}" if who and one.place else ""
+        lines.append(f"{'  ' * depth}{label}{text}".rstrip() + note)
+        for below in one.inside:
+            write(below, "- " if isinstance(value, list | tuple) else f"{below.label}: ", depth + 1)
 
-    visit("", recipe, "", 0, "")
+    write(tree(recipe, defaults=defaults), "", 0)
     return visible("\n".join(lines))  # a file from elsewhere chooses the names in a dict
 
 
@@ -218,3 +258,7 @@ def holds_configs(value: Any) -> bool:
 def class_name(target: Any) -> str:
     """The name of a config's class or function, without its module."""
     return getattr(target, "__qualname__", str(target))
+
+
+for _kind in (Config, Partial):  # nemo-run saves a readable copy of each task
+    yaml.SafeDumper.add_representer(_kind, lambda dumper, node: dumper.represent_data(plain(node)))

@@ -20,12 +20,11 @@ import functools
 import os
 import re
 import types
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 import fiddle as fdl
 import nemo_run as run
-import yaml
 from fiddle._src import building, casting, history, signatures
 from fiddle._src.experimental import serialization
 
@@ -287,7 +286,13 @@ class Config(_Node, _IsAlsoTarget, run.Config[T], Generic[T]):
             return origin.obj
         built = super().__build__(*args, **kwargs)
         if isinstance(self.__fn_or_cls__, type) and type(built) is self.__fn_or_cls__:
-            note_explicit_fields(built, kwargs, _places(self, kwargs))
+            # From the history, which a recipe read from JSON lacks.
+            places: dict[str, str] = {}
+            for name in kwargs:
+                location = next((entry.location for entry in reversed(self.__argument_history__.get(name, ()))), None)
+                if location is not None and not _MACHINERY.search(location.filename):
+                    places[name] = f"{location.filename}:{location.line_number}"
+            note_explicit_fields(built, kwargs, places)
         return built
 
 
@@ -495,17 +500,6 @@ def _unreadable(node: Any, name: str) -> AttributeError:
     return unknown_name(node.__fn_or_cls__, name)
 
 
-def _places(node: Any, names: Iterable[str]) -> dict[str, str]:
-    """The place where each of these arguments got its value, from the history. A recipe read from JSON has no
-    history."""
-    places: dict[str, str] = {}
-    for name in names:
-        location = next((entry.location for entry in reversed(node.__argument_history__.get(name, ()))), None)
-        if location is not None and not _MACHINERY.search(location.filename):
-            places[name] = f"{location.filename}:{location.line_number}"
-    return places
-
-
 _UNKNOWN = object()
 
 
@@ -555,12 +549,6 @@ def _flatten_for_wire(node: Any) -> Any:
     return values, metadata
 
 
-def _represent_as_yaml(dumper: Any, node: Any) -> Any:
-    from nemo2.config.show import plain
-
-    return dumper.represent_data(plain(node))
-
-
 for _cls in (Config, Partial):
     serialization.register_node_traverser(
         _cls,
@@ -568,7 +556,6 @@ for _cls in (Config, Partial):
         unflatten_fn=_cls.__unflatten__,
         path_elements_fn=lambda node: node.__path_elements__(),
     )
-    yaml.SafeDumper.add_representer(_cls, _represent_as_yaml)  # nemo-run saves a readable copy of each task
     for _other in (Config, Partial, run.Config, run.Partial, fdl.Config, fdl.Partial):
         casting.register_supported_cast(_cls, _other)
         casting.register_supported_cast(_other, _cls)

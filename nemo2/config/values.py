@@ -237,18 +237,14 @@ def _instance(value: Any, cls: type, text: str | None) -> Any:
                 return member
         raise WrongType(f"takes one of {', '.join(cls.__members__)}, not {_shown(value, text)}")
     if _is_torch(cls, "dtype"):
-        return _dtype(value, text)
+        if (dtype := named_dtype(str(value))) is not None:
+            return dtype
+        raise WrongType(f"takes a dtype such as torch.bfloat16 or bf16, not {_shown(value, text)}")
     if _is_torch(cls, "device") and isinstance(value, str):
         return cls(value)
     raise WrongType(
         f"takes {a(cls.__qualname__)}, not {_shown(value, text)}. Set its fields, or name one of its classes"
     )
-
-
-def _dtype(value: Any, text: str | None) -> Any:
-    if (dtype := named_dtype(str(value))) is not None:
-        return dtype
-    raise WrongType(f"takes a dtype such as torch.bfloat16 or bf16, not {_shown(value, text)}")
 
 
 def _example(cls: type) -> str:

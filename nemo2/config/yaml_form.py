@@ -177,16 +177,14 @@ class _Writer:
             if not step.startswith("."):
                 raise ConfigError(f"{format_value(node)} has an argument without a name. Write recipe.json instead.")
             if child is not NOT_SET:
-                shown[step[1:]] = self._argument(node, step[1:], child)
+                name = step[1:]
+                try:
+                    shown[name] = self.form(child, hint_of(node, name))
+                except ConfigError:
+                    if name in node.__arguments__:
+                        raise
+                    shown[name] = format_value(child)  # a default that has no other form; reading it says so
         return shown
-
-    def _argument(self, node: Any, name: str, value: Any) -> Any:
-        try:
-            return self.form(value, hint_of(node, name))
-        except ConfigError:
-            if name in node.__arguments__:
-                raise
-            return format_value(value)  # a default that has no other form; reading it says so
 
     def _container(self, value: list[Any] | dict[Any, Any], hint: Any) -> Any:
         if isinstance(value, list):

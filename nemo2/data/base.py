@@ -213,12 +213,14 @@ class MegatronDataModule(LightningDataModule):
         dataset = self._datasets[mode]
         if dataset is None:
             return []
-        if mode == "train" and self._order_before not in (None, self.order()) and ranks.is_rank_zero():
+        before = self._order_before
+        # Checkpoints of former releases tell less.
+        if mode == "train" and before is not None and before != self.order()[: len(before)] and ranks.is_rank_zero():
             _log.warning(
                 "The training samples have another order than before the resume, because the samples of a dataset's passes or "
                 "the packed rows differ (%s before, %s now): the data, trainer.max_steps, the batch size or "
                 "context_parallel_size has changed. In the current pass, some samples are repeated and others left out.",
-                self._order_before,
+                before,
                 self.order(),
             )
         return WrappedDataLoader(

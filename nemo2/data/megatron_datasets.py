@@ -57,7 +57,10 @@ def build_datasets(
 
     datasets = ranks.in_turn(work, first=ranks.is_rank_zero(), error=DataError)
     for dataset in datasets:
-        _read_by_position(dataset)
+        # Object storage keeps its reader.
+        for indexed in _indexed(dataset):
+            if isinstance(indexed.bin_reader, _MMapBinReader | _FileBinReader):
+                indexed.bin_reader = TokenReader(f"{indexed.path_prefix}.bin")
     return {split: dataset for split, dataset in zip(SPLITS, datasets, strict=True) if dataset is not None}
 
 
@@ -114,13 +117,6 @@ def _explained(build: Callable[[], T], verb: str) -> T:
             f"The sample index can't be {verb}: {error}{where}. Set index_mapping_dir to a directory with room, on a "
             "file system that all ranks share."
         ) from error
-
-
-def _read_by_position(dataset: Any) -> None:
-    """Let all token files below a Megatron dataset be read by a `TokenReader`. Object storage keeps its reader."""
-    for indexed in _indexed(dataset):
-        if isinstance(indexed.bin_reader, _MMapBinReader | _FileBinReader):
-            indexed.bin_reader = TokenReader(f"{indexed.path_prefix}.bin")
 
 
 class TokenReader(_BinReader):

@@ -112,16 +112,6 @@ def prepare_data(
         ) from error
 
 
-def _delete_leftovers(prefix: Path) -> None:
-    """Delete the temporary files of writers of ``prefix`` that were killed. A living writer holds a lock."""
-    for lock in prefix.parent.glob(f".{glob.escape(prefix.name)}.*.tmp.lock"):
-        with contextlib.suppress(OSError):
-            if (held := _locked(lock)) is not None:
-                for suffix in (*SUFFIXES, ".lock"):
-                    Path(f"{str(lock).removesuffix('.lock')}{suffix}").unlink(missing_ok=True)
-                os.close(held)
-
-
 def _locked(path: Union[str, Path]) -> Optional[int]:
     """A descriptor that locks the file. None: another process holds the lock, or the file system has no locks."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
@@ -147,7 +137,13 @@ class _Writer:
         self.max_token_id = -1
         self.with_special_tokens = self.with_unknown_text = 0
         self._digest = hashlib.sha256()
-        _delete_leftovers(prefix)
+        # The temporary files of writers of `prefix` that were killed. A living writer holds a lock.
+        for lock in prefix.parent.glob(f".{glob.escape(prefix.name)}.*.tmp.lock"):
+            with contextlib.suppress(OSError):
+                if (held := _locked(lock)) is not None:
+                    for suffix in (*SUFFIXES, ".lock"):
+                        Path(f"{str(lock).removesuffix('.lock')}{suffix}").unlink(missing_ok=True)
+                    os.close(held)
         self._lock = _locked(f"{self.temporary}.lock")
         self._builder = IndexedDatasetBuilder(f"{self.temporary}.bin", dtype=self.dtype)
 

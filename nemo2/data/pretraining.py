@@ -5,6 +5,7 @@ samples."""
 import hashlib
 import math
 import os
+import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -27,6 +28,9 @@ from nemo2.data.megatron_datasets import build_datasets
 from nemo2.data.token_files import read_sidecar
 from nemo2.data.tokenizer import Tokenizer
 from nemo2.errors import ConfigError, DataError
+
+_COMPARED = 1024
+"""The samples of each dataset by which two orders are told apart."""
 
 
 @configurable
@@ -125,6 +129,12 @@ class PreTrainingDataModule(MegatronDataModule):
         self._blends = parse_paths(paths)
         self._split = parse_split(split)
         self._files: dict[str, TokenFile] = {}
+
+    def order(self) -> list[int]:
+        # Megatron-Core shuffles a last pass by itself if less than 80 % of it are needed, in an index of the same size.
+        train: Any = self._datasets["train"]
+        indices = (getattr(one, "shuffle_index", None) for one in getattr(train, "datasets", [train]))
+        return [*super().order(), *(zlib.crc32(index[:_COMPARED].tobytes()) for index in indices if index is not None)]
 
     def opened_inputs(self) -> list[Input]:
         train = self._blend_of("train")
@@ -295,7 +305,7 @@ class PreTrainingDataModule(MegatronDataModule):
                 if prefix not in files:
                     files[prefix] = open_token_file(prefix)
                     if tokenizer is not None:
-                        _check_tokenizer(files[prefix], tokenizer)
+                        self._check_tokenizer(files[prefix], tokenizer)
                 self._check_amount(files[prefix], split)
         self._files |= files
         self._inputs = None
@@ -315,6 +325,28 @@ class PreTrainingDataModule(MegatronDataModule):
             f"{counted(len(file.lengths), 'document')} ({counted(file.tokens, 'token')}); at least {needed} are needed. "
             f"Use more data, another split, or set the trainer's limit of {split} batches to 0."
         )
+
+    def _check_tokenizer(self, file: TokenFile, tokenizer: Tokenizer) -> None:
+        """Check that the ids fit, and that this is the tokenizer that the files name, if they name one."""
+        check_token_ids(file, tokenizer.vocab_size)
+        sidecar = read_sidecar(file.prefix)
+        if sidecar is None:
+            return
+        made_with, current = sidecar.tokenizer, dict(tokenizer.unique_identifiers)
+        if "sha256" in made_with and "sha256" in current and made_with["sha256"] != current["sha256"]:
+            raise DataError(
+                f"{file.prefix} was prepared with another tokenizer (sha256 {made_with['sha256'][:12]}..., but "
+                f"{tokenizer!r} has {current['sha256'][:12]}...), so its ids stand for other text. Use that tokenizer, or "
+                "prepare the data again."
+            )
+        of_ends = ("reset_position_ids", "reset_attention_mask", "eod_mask_loss")
+        name = next((one for one in of_ends if getattr(self, one)), None)
+        if name is not None and sidecar.eod != tokenizer.eod:
+            raise DataError(
+                f"data.{name}=True would find no end of a document: those of {file.prefix} end with "
+                f"{'no token' if sidecar.eod is None else f'token {sidecar.eod}'}, and {tokenizer!r} ends documents with "
+                f"token {tokenizer.eod}. Set the tokenizer's eos_token to that of the data, or data.{name}=False."
+            )
 
     # Building
 
@@ -364,19 +396,4 @@ class PreTrainingDataModule(MegatronDataModule):
             # Otherwise there would be no mask to reset.
             create_attention_mask=self.create_attention_mask or self.reset_attention_mask,
             **self.build_kwargs,
-        )
-
-
-def _check_tokenizer(file: TokenFile, tokenizer: Tokenizer) -> None:
-    """Check that the ids fit, and that this is the tokenizer that the files name, if they name one."""
-    check_token_ids(file, tokenizer.vocab_size)
-    sidecar = read_sidecar(file.prefix)
-    if sidecar is None:
-        return
-    made_with, current = sidecar.tokenizer, dict(tokenizer.unique_identifiers)
-    if "sha256" in made_with and "sha256" in current and made_with["sha256"] != current["sha256"]:
-        raise DataError(
-            f"{file.prefix} was prepared with another tokenizer (sha256 {made_with['sha256'][:12]}..., but "
-            f"{tokenizer!r} has {current['sha256'][:12]}...), so its ids stand for other text. Use that tokenizer, or "
-            "prepare the data again."
         )

@@ -181,13 +181,16 @@ class MegatronDataSampler(DataSampler):
             limit = getattr(self.trainer, "limit_train_batches", None)
             overfit = getattr(self.trainer, "overfit_batches", 0) > 0
             order = "cyclic" if isinstance(dataloader.sampler, RandomSampler) else self.dataloader_type
+            # The part of `steps` that Lightning takes with this limit of batches.
+            steps = self._schedule.steps_within(0, share["total_samples"])
+            part = int(steps * limit) if isinstance(limit, float) else limit
             sampler = StepBatchSampler(
                 **share,
                 schedule=self._schedule,
                 order="single" if overfit else order,
                 position=lambda: self.consumed_samples,
                 seed=self.seed,
-                epoch_steps=_limited(self._schedule.steps_within(0, share["total_samples"]), limit),
+                epoch_steps=part if part and part < steps else None,
                 overfit=overfit,
             )
         else:
@@ -245,12 +248,6 @@ def data_parallel() -> tuple[int, int]:
     if not parallel_state.model_parallel_is_initialized():
         return 0, 1
     return parallel_state.get_data_parallel_rank(), parallel_state.get_data_parallel_world_size()
-
-
-def _limited(steps: int, limit: Any) -> Optional[int]:
-    """The part of ``steps`` that Lightning takes with this limit of batches. None: all of them."""
-    part = int(steps * limit) if isinstance(limit, float) else limit
-    return part if part and part < steps else None
 
 
 def _replaceable(dataloader: Any) -> bool:

@@ -160,8 +160,9 @@ class Tokenizer(ABC):
 
     @property
     def pad(self) -> int:
-        """`pad_id`, or -1 without one. No document contains -1, so Megatron's datasets mask no token by mistake."""
-        return -1 if self.pad_id is None else self.pad_id
+        """-1, whatever `pad_id` is. Megatron's datasets leave this token out of the loss and replace it by 0, but documents
+        have no padding, and a corpus may end them with `pad_id`: Qwen's "<|endoftext|>" is both."""
+        return -1
 
     @property
     def padded_vocab_size(self) -> int:
@@ -534,10 +535,11 @@ def _ids_below(vocabulary: Mapping[str, int]) -> int:
 def identity_of(tokenizer: Tokenizer) -> dict[str, Any]:
     """The identity of any tokenizer: two tokenizers with the same identity give the same ids.
 
-    Its own identifiers; for a fast Hugging Face tokenizer, also a hash of its whole state, such as merges and splitting
-    rules.
+    Its own identifiers and the ids that begin and end a text; for a fast Hugging Face tokenizer, also a hash of its whole
+    state, such as merges and splitting rules.
     """
     identity = dict(getattr(tokenizer, "unique_identifiers", None) or _identity_by_ids(tokenizer))
+    identity |= {name: getattr(tokenizer, name, None) for name in ("bos_id", "eos_id")}
     backend = getattr(getattr(tokenizer, "tokenizer", None), "backend_tokenizer", None)
     if backend is not None:
         identity["pipeline"] = hashlib.sha256(backend.to_str().encode("utf-8", "surrogatepass")).hexdigest()

@@ -82,19 +82,17 @@ class _Objects:
         if kind == "leaf" and isinstance(item.get("value"), _PLAIN):
             return item.get("value")
         if kind == "ref":
-            return self._referred(str(item.get("key")), depth)
+            key = str(item.get("key"))
+            if key not in self._objects:
+                raise CheckpointError(f"{self._path} is not a fiddle configuration: it has no object {key:.80}.")
+            if key not in self._read:
+                self._read[key] = self.value(self._objects[key], depth + 1)
+            return self._read[key]
         if kind == "pyref":
             return self._named(item)
         if isinstance(kind, dict):
             return self._object(self._named(kind), item, depth)
         raise CheckpointError(f"{self._path} is not a fiddle configuration: it has a value of type {kind!r:.80}.")
-
-    def _referred(self, key: str, depth: int) -> Any:
-        if key not in self._objects:
-            raise CheckpointError(f"{self._path} is not a fiddle configuration: it has no object {key:.80}.")
-        if key not in self._read:
-            self._read[key] = self.value(self._objects[key], depth + 1)
-        return self._read[key]
 
     def _named(self, item: dict[str, Any]) -> Named:
         module, name = item.get("module"), item.get("name")

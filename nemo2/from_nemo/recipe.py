@@ -132,7 +132,9 @@ class _Conversion:
             raise CheckpointError(f"{self._folder} doesn't describe a run of NeMo 2.0: its root is {tree!r:.80}.")
         parts = dict(tree.arguments)
         if tree.target.name == "TrainerContext":
-            parts = _parts_of_context(parts)
+            extra = parts.get("extra")
+            data = extra.get("datamodule") if isinstance(extra, Mapping) else None
+            parts = {"model": parts.get("model"), "trainer": parts.get("trainer"), "data": data}
         elif tree.target.name not in ("pretrain", "finetune", "train"):
             parts = {"model": tree}
         parts = _apart(parts)
@@ -205,7 +207,9 @@ class _Conversion:
         elif (ours := self.value(path, value)) is not None or value is None:
             ours = self._beside(ours) if isinstance(ours, str) and "tokenizer" in cls.__name__.lower() else ours
             ours = "auto" if (argument, ours) == ("accelerator", "gpu") else ours
-            if _is_default(cls, argument, ours):
+            # NeMo stores every field of a dataclass, and in nemo2 an explicit field overrides the
+            # precision.
+            if is_same(value_in_effect(Config(cls), argument), ours):
                 return
             try:
                 setattr(node, argument, ours)
@@ -287,12 +291,6 @@ class _Conversion:
         self.left.append(NotConverted(path, text, " ".join(reason.split()).rstrip(".") + "."))
 
 
-def _parts_of_context(context: dict[str, Any]) -> dict[str, Any]:
-    extra = context.get("extra")
-    data = extra.get("datamodule") if isinstance(extra, Mapping) else None
-    return {"model": context.get("model"), "trainer": context.get("trainer"), "data": data}
-
-
 def _apart(parts: dict[str, Any]) -> dict[str, Any]:
     """The parts of an entry point. NeMo's model object also holds its optimizer, its tokenizer and its transform."""
     model = parts.get("model")
@@ -323,12 +321,6 @@ def _is_written_by_nemo(cls: type, argument: str, value: Any) -> bool:
     if not dataclasses.is_dataclass(cls):
         return False
     return argument in MANAGED or (argument in _STEPS and isinstance(value, Named)) or argument == "timers"
-
-
-def _is_default(cls: type, argument: str, value: Any) -> bool:
-    """Whether the value is the default. NeMo stores every field of a dataclass, and in nemo2 an explicit field
-    overrides the precision."""
-    return is_same(value_in_effect(Config(cls), argument), value)
 
 
 def _is_precision(node: Any) -> bool:

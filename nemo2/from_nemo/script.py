@@ -222,7 +222,7 @@ def _misplaced_fields(tree: ast.AST) -> tuple[list[_Edit], list[tuple[int, str]]
     moved, left = [], []
     for node in ast.walk(tree):
         for target in node.targets if isinstance(node, ast.Assign) else ():
-            if not isinstance(target, ast.Attribute) or not _is_strategy(target.value):
+            if not isinstance(target, ast.Attribute) or _last(target.value) != "strategy":
                 continue
             if (path := home(target.attr)) is None:
                 continue
@@ -239,10 +239,6 @@ def _misplaced_fields(tree: ast.AST) -> tuple[list[_Edit], list[tuple[int, str]]
                     message = f"MegatronStrategy({keyword.arg}=...): the strategy has no such field; set {path} instead"
                     left.append((keyword.lineno, message))
     return moved, left
-
-
-def _is_strategy(node: ast.expr) -> bool:
-    return _last(node) == "strategy"
 
 
 def _recipe_of(strategy: ast.expr) -> Optional[ast.expr]:

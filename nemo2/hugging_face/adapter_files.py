@@ -44,11 +44,6 @@ _TAKEN: dict[str, tuple[Any, ...]] = {
 """The supported values of fields. They leave the base weights unchanged; other initialisations also change the base."""
 
 
-def is_adapter(folder: Path) -> bool:
-    """Whether ``folder`` holds an adapter of ``peft``, rather than a model."""
-    return os.path.lexists(folder / ADAPTER_CONFIG)
-
-
 @dataclass(kw_only=True)
 class Adapter:
     """The factors of a released module."""
@@ -71,7 +66,17 @@ def read_adapters(folder: Path, settings: Mapping[str, Any]) -> tuple[dict[str, 
         ConfigError: they contain something that nemo2's adapters don't support.
         SecurityError: the file leads out of the folder.
     """
-    tensors = _read_tensors(folder)
+    if not os.path.lexists(folder / ADAPTER_WEIGHTS):
+        pickles = sorted(file.name for file in folder.glob("adapter_model*.bin"))
+        why = (
+            f"its weights are a pickle ({pickles[0]}), and loading a pickle can run code. nemo2 reads safetensors "
+            "only. If you trust the file, load it with peft and save it again (save_pretrained)."
+            if pickles
+            else f"there is no {ADAPTER_WEIGHTS}."
+        )
+        raise CheckpointError(f"{folder}: {why}")
+    refuse_outside(folder, ADAPTER_WEIGHTS)
+    tensors = {name: mapped(stored) for name, stored in read_header(folder / ADAPTER_WEIGHTS).items()}
     for name, tensor in tensors.items():
         if not tensor.is_floating_point() or not bool(tensor.isfinite().all()):
             raise CheckpointError(
@@ -116,20 +121,6 @@ def read_settings(folder: Path) -> dict[str, Any]:
             "1."
         )
     return settings
-
-
-def _read_tensors(folder: Path) -> dict[str, Tensor]:
-    if not os.path.lexists(folder / ADAPTER_WEIGHTS):
-        pickles = sorted(file.name for file in folder.glob("adapter_model*.bin"))
-        why = (
-            f"its weights are a pickle ({pickles[0]}), and loading a pickle can run code. nemo2 reads safetensors "
-            "only. If you trust the file, load it with peft and save it again (save_pretrained)."
-            if pickles
-            else f"there is no {ADAPTER_WEIGHTS}."
-        )
-        raise CheckpointError(f"{folder}: {why}")
-    refuse_outside(folder, ADAPTER_WEIGHTS)
-    return {name: mapped(stored) for name, stored in read_header(folder / ADAPTER_WEIGHTS).items()}
 
 
 def _by_module(tensors: Mapping[str, Tensor], settings: Mapping[str, Any], folder: Path) -> dict[str, Adapter]:

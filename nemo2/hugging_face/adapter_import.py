@@ -12,36 +12,44 @@ weights.
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple, Optional
+from typing import Any, NamedTuple, Optional, TypeVar
 
+import fiddle as fdl
 import torch
 from torch import Tensor
 
 from nemo2.base.advice import advice
+from nemo2.base.names import listed
+from nemo2.checkpoint.paths import HUGGING_FACE
 from nemo2.errors import CheckpointError, ConfigError
-from nemo2.hugging_face.adapter_base import Base, named_as_in_table, named_base, open_base
 from nemo2.hugging_face.adapter_files import Adapter, read_adapters, read_settings
-from nemo2.hugging_face.adapter_full import full_modules
 from nemo2.hugging_face.adapter_rows import (
+    ADAPTER_CONFIG,
     Rows,
     each_once,
-    module_name,
     module_of,
     rows_of,
+    shared_rows,
     short_names,
+    sizes_of,
     stored_module,
 )
+from nemo2.hugging_face.checkpoint import Checkpoint
 from nemo2.hugging_face.importing import check_target, write_checkpoint
 from nemo2.hugging_face.streams import Computed, Stretch
+from nemo2.hugging_face.tensor_source import TensorSource
+from nemo2.mcore.parallel.norm_names import module_of_key
+from nemo2.models.conversion.families import modules_with_weights
 from nemo2.models.conversion.pieces import Piece
 from nemo2.models.conversion.table import Conversion, Entry, released_shapes
 from nemo2.models.peft import CanonicalDoRA, CanonicalLoRA, DoRA, LoRA
 from nemo2.models.peft.canonical_lora import PARTS
 from nemo2.models.walker import linear_layers
 
+_T = TypeVar("_T")
 _SHOWN = 5
 
 
@@ -80,11 +88,14 @@ def import_adapter(
     check_target(Path(target).expanduser(), overwrite=overwrite)
     folder = Path(source).expanduser()
     settings = read_settings(folder)
-    base = open_base(base_model or named_base(settings, folder))
+    checkpoint = Checkpoint.open(base_model or _named_base(settings, folder))
+    checkpoint.refuse_adapters()
+    model = fdl.build(checkpoint.model_config())
+    base = checkpoint.tensors(model.config)
     adapters, whole = read_adapters(folder, settings)
     entries = list(base.conversion.entries(base.config, vocab_rows=base.config.vocab_size or 1))
     translated = _translated(adapters, base, entries, folder, dora=bool(settings.get("use_dora")))
-    full, modules_to_save = full_modules(base, entries, whole, folder)
+    full, modules_to_save = _full_modules(base, entries, whole, folder)
     method = translated.kind(
         target_modules=_targets(translated.rows, base.config, apart=issubclass(translated.kind, CanonicalLoRA)),
         dim=translated.rank,
@@ -93,17 +104,28 @@ def import_adapter(
         modules_to_save=modules_to_save,
     )
     method.refuse_unknown_targets(linear_layers(base.config))
-    base.model.model_transform = method
+    model.model_transform = method
     return write_checkpoint(
         _AdapterTensors(folder, base.conversion, base.config, translated.tensors(method, base.config) | full),
         target,
-        tokenizer=base.tokenizer,
+        tokenizer=checkpoint.tokenizer(),
         dtype=dtype,
         overwrite=overwrite,
         show_progress=show_progress,
-        model=base.model,
-        part_of=base.path,
+        model=model,
+        part_of=checkpoint.source,
     )
+
+
+def _named_base(settings: Mapping[str, Any], folder: Path) -> str:
+    name = settings.get("base_model_name_or_path")
+    if not name:
+        raise CheckpointError(
+            f"{folder / ADAPTER_CONFIG} does not name the model that it was trained on (base_model_name_or_path). Set "
+            f"{advice('--base', 'base_model')} to a checkpoint, hf:///folder or hf://organisation/name."
+        )
+    revision = f"@{settings['revision']}" if settings.get("revision") else ""
+    return name if Path(name).is_dir() or "://" in name else f"{HUGGING_FACE}{name}{revision}"
 
 
 # ------------------------------------------------------------------------------------------------------- theirs to ours
@@ -159,26 +181,26 @@ class _Translated:
 
     def _second(self, rows: Rows, names: list[str], rank: int) -> Tensor:
         dtype = self.adapters[names[0]].second.dtype
-        factor = torch.zeros(len(rows.row), rank, dtype=dtype)
+        factor = torch.zeros(rows.count, rank, dtype=dtype)
         column = 0
         for name in names:
             one = self.adapters[name]
-            mine = rows.of(name)
+            second = one.second if one.scale == self.scale else (one.second * (one.scale / self.scale)).to(dtype)
             columns = slice(column, column := column + one.first.shape[0])
-            values = one.second[rows.row[mine]]
-            factor[mine, columns] = values if one.scale == self.scale else (values * (one.scale / self.scale)).to(dtype)
+            _fill(factor[:, columns], rows.pieces, {name: second})
         return factor
 
 
 def _translated(
-    adapters: Mapping[str, Adapter], base: Base, entries: Sequence[Entry], folder: Path, *, dora: bool
+    adapters: Mapping[str, Adapter], base: TensorSource, entries: Sequence[Entry], folder: Path, *, dora: bool
 ) -> _Translated:
-    named = _named_as_in_table(adapters, base.conversion, entries)
+    weights = {f"{module}.weight": one for module, one in adapters.items()}
+    named = _named_as_in_table(weights, base.conversion, sizes_of(entries))
     _refuse_other_sizes(named, entries, folder)
     modules: dict[str, list[Rows]] = {}
     for entry in entries:
         module, _ = module_of(entry)
-        if module and any(_name(piece) in named for piece in entry.pieces):
+        if module and any(piece.name in named for piece in entry.pieces):
             modules.setdefault(module, []).append(rows_of(entry))
     linear = linear_layers(base.config) or {}
     if strange := [module for module in modules if _linear_name(module) not in linear]:
@@ -207,28 +229,32 @@ def _translated(
     return translated
 
 
-def _named_as_in_table(
-    adapters: Mapping[str, Adapter], conversion: Conversion, entries: Iterable[Entry]
-) -> dict[str, Adapter]:
-    """The adapters, keyed by the released modules' names in the family's table."""
-    names = {_name(piece) for entry in entries for piece in entry.pieces}
-    by_name = named_as_in_table(
-        {f"{name}.": one for name, one in adapters.items()}, conversion, {f"{name}." for name in names}
-    )
-    return {name.rstrip("."): one for name, one in by_name.items()}
+def _named_as_in_table(by_name: Mapping[str, _T], conversion: Conversion, names: Collection[str]) -> dict[str, _T]:
+    """``by_name``, keyed by names in a file, with the names of the family's table as keys.
+
+    Raises:
+        CheckpointError: some names aren't in ``names``.
+    """
+    named = conversion.named_as_in_table(by_name)
+    if strange := sorted(name.removesuffix(".weight") for name in named.keys() - set(names)):
+        raise CheckpointError(
+            f"The adapter changes {listed(strange, 5)}, which the "
+            f"base, a {conversion.architectures[0]}, does not have. Use the base that it was trained on "
+            f"({advice('--base', 'base_model=')})."
+        )
+    return named
 
 
-def _refuse_other_sizes(adapters: Mapping[str, Adapter], entries: Iterable[Entry], folder: Path) -> None:
-    transposed = {_name(piece): piece.transposed for entry in entries for piece in entry.pieces}
-    shapes = {module_name(name): shape for name, shape in released_shapes(entries).items()}
+def _refuse_other_sizes(adapters: Mapping[str, Adapter], entries: Sequence[Entry], folder: Path) -> None:
+    sizes = sizes_of(entries)
     for name, one in adapters.items():
-        outputs, inputs = shapes[name][::-1] if transposed[name] else shapes[name]
+        outputs, inputs = sizes[name]
         lengths = one.lengths if one.lengths is not None else one.second[:, 0]
         if (one.second.shape[0], one.first.shape[1], len(lengths)) != (outputs, inputs, outputs):
             raise CheckpointError(
-                f"{folder}: the adapter of {name} has {one.first.shape[1]:,} inputs and {one.second.shape[0]:,} "
-                f"outputs, but the base has {inputs:,} and {outputs:,}. The adapter was trained on a model of another "
-                f"size. Use that model as the base ({advice('--base', 'base_model=')})."
+                f"{folder}: the adapter of {name.removesuffix('.weight')} has {one.first.shape[1]:,} inputs and "
+                f"{one.second.shape[0]:,} outputs, but the base has {inputs:,} and {outputs:,}. The adapter was trained on "
+                f"a model of another size. Use that model as the base ({advice('--base', 'base_model=')})."
             )
 
 
@@ -243,26 +269,22 @@ def _cut(
     for module, sections in modules.items():
         parts = sections[0].parts(config) if apart else {}
         for part, rows in parts.items():
-            if any(name in adapters for name in rows.distinct_modules):
+            if any(name in adapters for name in rows.weights):
                 yield _Target(module, part), [rows]
         if not parts:
             yield _Target(module, ""), sections
 
 
-def _lengths(rows: Rows, adapters: Mapping[str, Adapter], base: Base) -> Tensor:
+def _lengths(rows: Rows, adapters: Mapping[str, Adapter], base: TensorSource) -> Tensor:
     """DoRA's trained magnitudes. For rows without an adapter: the norms of the base model's rows."""
-    trained = {name: adapters[name].lengths for name in rows.distinct_modules if name in adapters}
-    dtype = next(one.dtype for one in trained.values() if one is not None)
-    whole = len(trained) == len(rows.distinct_modules)
+    trained = {name: adapters[name].lengths for name in rows.weights if name in adapters}
+    lengths = {name: one for name, one in trained.items() if one is not None}
+    dtype = next(iter(lengths.values())).dtype
+    whole = len(trained) == len(rows.weights)
     magnitudes = (
-        torch.empty(len(rows.row), dtype=dtype)
-        if whole
-        else base.weights.values(rows.entry).float().norm(dim=1).to(dtype)
+        torch.empty(rows.count, dtype=dtype) if whole else base.values(rows.entry).float().norm(dim=1).to(dtype)
     )
-    for name, lengths in trained.items():
-        if lengths is not None:
-            magnitudes[rows.of(name)] = lengths[rows.row[rows.of(name)]]
-    return magnitudes
+    return _fill(magnitudes, rows.pieces, lengths)
 
 
 def _targets(rows: Iterable[_Target], config: Any, *, apart: bool) -> list[str]:
@@ -273,8 +295,84 @@ def _targets(rows: Iterable[_Target], config: Any, *, apart: bool) -> list[str]:
     return short_names((f"{name.rpartition('.')[0]}.{part}" if part else name for name, part in layers), names)
 
 
-def _name(piece: Piece) -> str:
-    return module_name(piece.name or "")
+def _fill(ours: Tensor, pieces: Iterable[Piece], released: Mapping[str, Tensor]) -> Tensor:
+    """``ours``, with the rows of the released tensors that are there."""
+    for mine, theirs in shared_rows(pieces, ours, released):
+        mine.copy_(theirs)
+    return ours
+
+
+# ------------------------------------------------------------------------------------------- modules trained in full
+
+
+def _full_modules(
+    base: TensorSource, entries: Sequence[Entry], whole: Mapping[str, Tensor], folder: Path
+) -> tuple[dict[Entry, Tensor], list[str]]:
+    """The nemo2 tensors that such tensors make, by their positions in a checkpoint, and the names of their modules in the
+    form of our methods' ``modules_to_save``. If several released tensors make one tensor, rows of missing ones come from
+    the base model.
+
+    Args:
+        entries: The base model's entries.
+        whole: Released tensors by their names in the file.
+        folder: The folder, for errors.
+
+    Raises:
+        CheckpointError: the base model lacks these tensors, or has them in another size.
+        ConfigError: embedding and output layer are one tensor in the base model, but two in the file.
+    """
+    output = base.conversion.output_name(base.config) if base.config.share_embeddings_and_output_weights else None
+    outputs = [tensor for name, tensor in whole.items() if output is not None and name.endswith(output)]
+    whole = {name: tensor for name, tensor in whole.items() if output is None or not name.endswith(output)}
+    names = {piece.name for entry in entries for piece in entry.pieces if piece.name is not None}
+    released = _named_as_in_table(whole, base.conversion, names) if whole else {}
+    shapes = released_shapes(entries)
+    for name, tensor in released.items():
+        if tuple(tensor.shape) != shapes[name]:
+            raise CheckpointError(
+                f"{folder}: {name} is {list(tensor.shape)} in the adapter, but {list(shapes[name])} in the "
+                "base. The adapter was trained on a model of another size, or with a resized vocabulary. Use "
+                f"that model as the base ({advice('--base', 'base_model=')})."
+            )
+    trained = {
+        entry: _full_tensor(entry, released, base)
+        for entry in entries
+        if any(piece.name in released for piece in entry.pieces)
+    }
+    if base.config.share_embeddings_and_output_weights:
+        _refuse_untied([trained[entry] for entry in trained if entry.vocabulary], outputs, folder)
+    tensors, modules = {}, []
+    for entry, tensor in trained.items():
+        tensors[replace(entry.by_layer, pieces=())] = tensor
+        modules.append(module_of_key(entry.by_layer.key.removeprefix("module.")))
+    return tensors, short_names(modules, (name.rpartition(".")[2] for name in modules_with_weights(base.config) or ()))
+
+
+def _full_tensor(entry: Entry, released: Mapping[str, Tensor], base: TensorSource) -> Tensor:
+    parts = [released.get(piece.name or "") for piece in entry.pieces]
+    dtype = next(part.dtype for part in parts if part is not None)
+    complete = all(piece.name is None or piece.name in released for piece in entry.pieces)
+    tensor = torch.zeros(entry.own_shape, dtype=dtype) if complete else base.values(entry).to(dtype)
+    return _fill(tensor, entry.pieces, released)
+
+
+def _refuse_untied(embedding: list[Tensor], output: list[Tensor], folder: Path) -> None:
+    """Refuse an embedding and an output layer, which are one tensor in the base model, unless the file has both and they are
+    equal. peft stores both where it trains them as one, and with ``ensure_weight_tying`` it does so only for an embedding
+    that is called embed_tokens."""
+    if not embedding and not output:
+        return
+    if embedding and output and torch.equal(embedding[0][: len(output[0])], output[0]):
+        return
+    which = (
+        "both apart from each other" if embedding and output else "the embedding" if embedding else "the output layer"
+    )
+    raise ConfigError(
+        f"{folder}: modules_to_save has {which}, but in the base, as in Megatron-Core, the embedding and the "
+        "output layer are one tensor (tie_word_embeddings). The adapter has split it into two. Train the adapter "
+        "with ensure_weight_tying=True. Or merge it in peft, untie the model (tie_word_embeddings=False), and "
+        "import that model."
+    )
 
 
 # ------------------------------------------------------------------------------------------------------- what is written

@@ -3,14 +3,14 @@
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
-from typing import Any, Optional
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
-from nemo2.models.conversion.table import Entry
+from nemo2.models.conversion.pieces import Piece, Shape
+from nemo2.models.conversion.table import Entry, released_shapes
 from nemo2.models.peft.canonical_lora import PARTS
 
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -19,52 +19,60 @@ _EXPERTS = ".experts.experts."
 _EXPERT = re.compile(r"\.experts\.local_experts\.(\d+)\.")
 
 
-@dataclass(frozen=True)
-class Rows:
-    """Some rows of a nemo2 weight, or of one section of it."""
+class Rows(NamedTuple):
+    """Some rows of a nemo2 weight, or of one section of it, and of the second factor and the magnitudes of its adapter."""
 
     entry: Entry
     section: str
-    piece: Tensor
-    """For each row, the index of its piece in the entry."""
-    row: Tensor
-    """For each row, its index in the piece's released tensor."""
+    pieces: tuple[Piece, ...]
+    """The rows of released weights that they are. Those of factors are never transposed."""
 
     @property
-    def modules(self) -> list[Optional[str]]:
-        """The released module of each piece."""
-        return [None if piece.name is None else module_name(piece.name) for piece in self.entry.pieces]
+    def weights(self) -> list[str]:
+        """The released weights to which these rows belong, each once."""
+        return list(dict.fromkeys(piece.name for piece in self.pieces if piece.name is not None))
 
     @property
-    def distinct_modules(self) -> list[str]:
-        """The released modules to which these rows belong, each once."""
-        modules = dict.fromkeys(self.modules[index] for index in self.piece.unique().tolist())
-        return [name for name in modules if name is not None]
-
-    def of(self, module: str) -> Tensor:
-        """For each row, whether it belongs to this released module."""
-        return torch.tensor([name == module for name in self.modules])[self.piece]
+    def count(self) -> int:
+        return sum(piece.rows for piece in self.pieces)
 
     def parts(self, config: Any) -> dict[str, "Rows"]:
         """The rows of each part of a fused layer, in the part's order. Empty: the layer isn't fused."""
         names = PARTS.get(module_of(self.entry)[0].rpartition(".")[2], ())
         if names == PARTS["linear_qkv"]:  # by query group: queries, key, value
-            which = self.piece % len(names)
-        elif names and config.gated_linear_unit:
-            which = torch.arange(len(self.row)) // (len(self.row) // 2)
-        else:
+            return {name: self._replace(pieces=self.pieces[index :: len(names)]) for index, name in enumerate(names)}
+        if not names or not config.gated_linear_unit:
             return {}
-        return {name: self._taken(which == index) for index, name in enumerate(names)}
-
-    def _taken(self, chosen: Tensor) -> "Rows":
-        return replace(self, piece=self.piece[chosen], row=self.row[chosen])
+        pieces = self.pieces
+        if len(pieces) == 1:  # gate and up projection are one tensor
+            middle = pieces[0].start + self.count // 2 * pieces[0].step
+            pieces = replace(pieces[0], stop=middle), replace(pieces[0], start=middle)
+        return {name: self._replace(pieces=(piece,)) for name, piece in zip(names, pieces, strict=True)}
 
 
 def rows_of(entry: Entry) -> Rows:
     """All rows of an entry's tensor."""
-    rows = [torch.arange(piece.start, piece.stop, piece.step) for piece in entry.pieces]
-    numbers = torch.repeat_interleave(torch.tensor([len(one) for one in rows]))
-    return Rows(entry, module_of(entry)[1], numbers, torch.cat(rows))
+    return Rows(entry, module_of(entry)[1], tuple(replace(piece, transposed=False) for piece in entry.pieces))
+
+
+def shared_rows(
+    pieces: Iterable[Piece], ours: Tensor, released: Mapping[str, Tensor]
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Views of the same rows of ``ours``, which consists of ``pieces``, and of the ``released`` tensors that are there."""
+    row = 0
+    for piece in pieces:
+        if (whole := released.get(piece.name or "")) is not None:
+            theirs = whole if piece.at is None else whole[piece.at]
+            theirs = theirs.T if piece.transposed else theirs
+            yield ours[row : row + piece.rows], theirs[piece.start : piece.stop : piece.step]
+        row += piece.rows
+
+
+def sizes_of(entries: Sequence[Entry]) -> dict[str, Shape]:
+    """The outputs and inputs of each released linear layer, by the name of its weight."""
+    transposed = {piece.name for entry in entries for piece in entry.pieces if piece.transposed}
+    shapes = released_shapes(entries)
+    return {name: shape[::-1] if name in transposed else shape for name, shape in shapes.items()}
 
 
 def module_of(entry: Entry) -> tuple[str, str]:
@@ -95,14 +103,9 @@ def stored_module(module: str) -> tuple[str, tuple[int, ...]]:
     return (module, ()) if match is None else (module.replace(match[0], _EXPERTS), (int(match[1]),))
 
 
-def module_name(tensor: str) -> str:
-    """The module of a released tensor."""
-    return tensor.removesuffix(".weight")
-
-
 def each_once(sections: Iterable[Rows]) -> list[str]:
-    """The released modules to which the rows of these sections belong."""
-    return list(dict.fromkeys(name for rows in sections for name in rows.distinct_modules))
+    """The released weights to which the rows of these sections belong."""
+    return list(dict.fromkeys(name for rows in sections for name in rows.weights))
 
 
 def short_names(modules: Iterable[str], all_names: Iterable[str]) -> list[str]:

@@ -28,17 +28,17 @@ from nemo2.hugging_face.adapter_rows import (
     ADAPTER_CONFIG,
     ADAPTER_WEIGHTS,
     Rows,
-    module_name,
     module_of,
     of_each_expert,
     rows_of,
+    shared_rows,
+    sizes_of,
 )
 from nemo2.hugging_face.checkpoint import Checkpoint
 from nemo2.hugging_face.importing import check_target, new_folder
 from nemo2.hugging_face.safetensors_files import write_json
 from nemo2.hugging_face.stored import StoredTensors
 from nemo2.models.conversion.families import conversion_of
-from nemo2.models.conversion.pieces import Piece
 from nemo2.models.conversion.table import Entry, released_shapes
 from nemo2.models.peft import DoRA, LoRA
 
@@ -156,15 +156,12 @@ def _whole(stored: StoredTensors, entries: Sequence[Entry]) -> dict[str, Tensor]
     for entry in entries:
         if stored.find(entry) is None:
             continue
-        values, row = stored.values(entry), 0
+        values = stored.values(entry)
         for piece in entry.pieces:
-            mine, row = values[row : row + piece.rows], row + piece.rows
-            if piece.name is None:  # rows that only pad the vocabulary
-                continue
-            if piece.name not in tensors:
+            if piece.name is not None and piece.name not in tensors:
                 tensors[piece.name] = torch.full(shapes[piece.name], math.nan, dtype=values.dtype)
-            released = tensors[piece.name] if piece.at is None else tensors[piece.name][piece.at]
-            (released.T if piece.transposed else released)[piece.start : piece.stop : piece.step] = mine
+        for mine, theirs in shared_rows(entry.pieces, values, tensors):
+            theirs.copy_(mine)
     if some := sorted(name for name, tensor in tensors.items() if bool(tensor.isnan().any())):
         raise ConfigError(
             f"{some[0]} is one tensor in the release, but peft.modules_to_save trains only a part of it, and peft "
@@ -194,53 +191,45 @@ def _released(
     adapters: Mapping[str, Mapping[str, _AdapterPart]], config: Any, entries: Sequence[Entry]
 ) -> dict[str, _Released]:
     modules: dict[str, _Released] = {}
-    shapes = released_shapes(entries)
+    sizes = sizes_of(entries)
     met = set()
     for entry in entries:
         module, _ = module_of(entry)
         if module in adapters:
             met.add(module)
-            _distribute(rows_of(entry), adapters[module], modules, shapes, config)
+            _distribute(rows_of(entry), adapters[module], modules, sizes, config)
     if left := adapters.keys() - met:
         names = ", ".join(sorted(left)[:5])
         raise ConfigError(
             f"{type(config).__name__}: adapters of {names} do not belong to any tensor of its Hugging Face model."
         )
-    return modules
+    return {name.removesuffix(".weight"): module for name, module in modules.items()}
 
 
 def _distribute(
     rows: Rows,
     parts_of_module: Mapping[str, _AdapterPart],
     modules: dict[str, _Released],
-    shapes: Mapping[str, tuple[int, ...]],
+    sizes: Mapping[str, tuple[int, ...]],
     config: Any,
 ) -> None:
-    parts = {"": rows} if "" in parts_of_module else rows.parts(config)
-    for part in (name for name in parts if name in parts_of_module):
-        tensors, own = parts_of_module[part], parts[part]
-        first, second = tensors["linear_in"], tensors[f"linear_out{rows.section}"]
-        lengths = tensors.get(f"magnitude{rows.section}")
-        for index, piece in enumerate(rows.entry.pieces):
-            mine = own.piece == index
-            if piece.name is None or not bool(mine.any()):
-                continue
-            num_rows = shapes[piece.name][1 if piece.transposed else 0]
-            released = modules.setdefault(_released_module(piece), _Released(num_rows))
-            released.rows_of(first)[own.row[mine]] = second[mine]
-            if lengths is not None:
-                released.lengths_like(lengths)[own.row[mine]] = lengths[mine]
-
-
-def _released_module(piece: Piece) -> str:
-    if piece.at is not None:
+    if stacked := [piece.name for piece in rows.pieces if piece.at is not None]:
         raise ConfigError(
-            f"{piece.name} contains all experts of a layer in one tensor, and peft does not support adapters of a "
+            f"{stacked[0]} contains all experts of a layer in one tensor, and peft does not support adapters of a "
             "part of a tensor. Remove the experts from peft.target_modules, or merge (llm.peft.merge_lora) and "
             "export the model."
         )
-    assert piece.name is not None
-    return module_name(piece.name)
+    parts = {"": rows} if "" in parts_of_module else rows.parts(config)
+    for part in (name for name in parts if name in parts_of_module):
+        tensors, own = parts_of_module[part], parts[part]
+        released = {name: modules.setdefault(name, _Released(sizes[name][0])) for name in own.weights}
+        first, second = tensors["linear_in"], tensors[f"linear_out{rows.section}"]
+        filled = [(second, {name: one.rows_of(first) for name, one in released.items()})]
+        if (lengths := tensors.get(f"magnitude{rows.section}")) is not None:
+            filled.append((lengths, {name: one.lengths_like(lengths) for name, one in released.items()}))
+        for ours, of_released in filled:
+            for mine, theirs in shared_rows(own.pieces, ours, of_released):
+                theirs.copy_(mine)
 
 
 # ------------------------------------------------------------------------------------------------------- what is written
@@ -258,13 +247,6 @@ def _tensors(modules: Mapping[str, _Released]) -> Iterator[tuple[str, Tensor]]:
                     "supports magnitudes for all rows or none. Merge (llm.peft.merge_lora) and export the model."
                 )
             yield f"{prefix}.lora_magnitude_vector", module.lengths
-
-
-def _write_files(folder: Path, tensors: Mapping[str, Tensor], described: Mapping[str, Any]) -> None:
-    from safetensors.torch import save_file
-
-    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / ADAPTER_WEIGHTS)
-    write_json(folder / ADAPTER_CONFIG, described)
 
 
 def _adapter_config(modules: Mapping[str, _Released], method: LoRA, base_model: str) -> dict[str, Any]:
@@ -286,3 +268,10 @@ def _adapter_config(modules: Mapping[str, _Released], method: LoRA, base_model: 
         "fan_in_fan_out": False,
         "inference_mode": True,
     }
+
+
+def _write_files(folder: Path, tensors: Mapping[str, Tensor], described: Mapping[str, Any]) -> None:
+    from safetensors.torch import save_file
+
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / ADAPTER_WEIGHTS)
+    write_json(folder / ADAPTER_CONFIG, described)

@@ -7,6 +7,7 @@ and frameworks based on it (`nemo2.hugging_face.checkpoint`).
 """
 
 import logging
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,8 +22,8 @@ from nemo2.checkpoint.directory import read_manifest
 from nemo2.checkpoint.paths import HUGGING_FACE, folder_of
 from nemo2.data.home import models_home
 from nemo2.errors import CheckpointError, ConfigError
-from nemo2.hugging_face.adapter_files import is_adapter
 from nemo2.hugging_face.adapter_import import import_adapter
+from nemo2.hugging_face.adapter_rows import ADAPTER_CONFIG
 from nemo2.hugging_face.checkpoint import Checkpoint, name_of_weights
 from nemo2.hugging_face.exporting import export_weights
 from nemo2.hugging_face.importing import check_target, write_checkpoint
@@ -79,7 +80,7 @@ def import_ckpt(
     if isinstance(config, type):
         config = None  # the family's class, with the source's sizes
     folder = folder_of(source) if source.startswith(HUGGING_FACE) else Path(source).expanduser()
-    if is_adapter(folder):
+    if os.path.lexists(folder / ADAPTER_CONFIG):
         if model is not None:
             raise ConfigError(
                 f"{folder} contains an adapter, whose model is the model of its base. Set base_model, and remove model."

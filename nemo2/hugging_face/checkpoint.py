@@ -231,7 +231,12 @@ class Checkpoint:
         model = fdl.build(described)
         model.tokenizer = self.tokenizer(trust_remote_code=trust_remote_code)
         if model.tokenizer is None:
-            self._refuse_without_tokenizer()
+            if self.is_nemo2:
+                load_context(self.path, "tokenizer")  # raises, with the reason
+            raise ConfigError(
+                f"{self.source} has no tokenizer that works without code of its own. Put the tokenizer's files beside "
+                f"{'config.json' if self.is_release else 'its weights, into context/tokenizer'}."
+            )
         if "seq_length" not in explicit_fields(model.config) and describes(self.path, "data"):
             data = load_context(self.path, "data", build=False)
             if getattr(data, "seq_length", None):
@@ -276,14 +281,6 @@ class Checkpoint:
     @cached_property
     def _tokenizer(self) -> Any:
         return read_tokenizer(self.path)
-
-    def _refuse_without_tokenizer(self) -> None:
-        if self.is_nemo2:
-            load_context(self.path, "tokenizer")  # raises, with the reason
-        raise ConfigError(
-            f"{self.source} has no tokenizer that works without code of its own. Put the tokenizer's files beside "
-            f"{'config.json' if self.is_release else 'its weights, into context/tokenizer'}."
-        )
 
 
 def find_checkpoint(path: Union[str, Path]) -> Path:

@@ -7,6 +7,7 @@ No tensor is loaded and no code runs. Only names and sizes of files, JSON, and t
 
 import math
 import re
+import shlex
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -81,6 +82,9 @@ def identify(path: Path | str, *, verify: bool = False) -> Identified:
         identified.notes.append(_what_was_compared(folder))
     if identified.problems:
         identified.commands = []
+    if (quoted := shlex.quote(str(folder))) != str(folder):  # a program of Python has its own quotes
+        commands = identified.commands
+        identified.commands = [c if c.startswith("python") else c.replace(str(folder), quoted) for c in commands]
     files = [file for file in folder.rglob("*") if file.is_file()]
     identified.files, identified.size_bytes = len(files), sum(file.stat().st_size for file in files)
     if others is not None:

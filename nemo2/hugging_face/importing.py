@@ -196,7 +196,7 @@ class _Weights:
                 # The tensor's memory is never touched, so no memory is used.
                 stacked = (1,) * len(entry.at)
                 torch.save(torch.empty((*stacked, *entry.own_shape), dtype=self.dtypes[entry.key]), file)
-                archives.append((entry, _info(path, first, file.tell() - first)))
+                archives.append((entry, _StorageInfo(path.name, first, file.tell() - first)))
         stretches: list[Stretch] = []
         end = 0
         with open(path, "rb") as file:
@@ -244,8 +244,4 @@ def _write_state(path: Path) -> _StorageInfo:
     """Write an empty extra state, which all modules share."""
     with open(path, "wb") as file:
         torch.save([None], file)
-    return _info(path, 0, path.stat().st_size)
-
-
-def _info(path: Path, offset: int, length: int) -> _StorageInfo:
-    return _StorageInfo(relative_path=path.name, offset=offset, length=length)
+    return _StorageInfo(path.name, 0, path.stat().st_size)

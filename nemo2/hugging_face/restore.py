@@ -27,7 +27,11 @@ def fill(pieces: Iterable[Piece], released: Released, *, also: Iterable[str] = (
         CheckpointError: the release lacks some pieces, or has them in other sizes. The message lists all, and no piece
             was changed.
     """
-    by_key = _by_key(released.entries)
+    # For stacked and for separate layers, and by their indices on the stacked axes.
+    by_key: dict[str, dict[tuple[int, ...], Entry]] = {}
+    for entry in released.entries:
+        for one in (entry, entry.by_layer):
+            by_key.setdefault(one.key, {})[one.at] = one
     left_out = set(also)
     wanted = [piece for piece in pieces if piece.key not in left_out]
     if problems := list(_problems(wanted, by_key, released)):
@@ -37,26 +41,13 @@ def fill(pieces: Iterable[Piece], released: Released, *, also: Iterable[str] = (
     with torch.no_grad():
         for piece in wanted:
             for part, entry, rows, columns in _parts(piece, by_key[piece.key]):
-                _fill(part, released, entry, rows, columns)
-
-
-def _fill(target: torch.Tensor, released: Released, entry: Entry, rows: slice, columns: slice) -> None:
-    filled = 0
-    for start, values in released.part(entry, rows, columns):
-        first = start - rows.start
-        target[first : first + len(values)].copy_(values)
-        filled = first + len(values)
-    if filled < target.shape[0]:  # rows that only pad the vocabulary
-        target[filled:].zero_()
-
-
-def _by_key(entries: Iterable[Entry]) -> dict[str, dict[tuple[int, ...], Entry]]:
-    """The entries by key, for stacked and for separate layers, and by their indices on the stacked axes."""
-    by_key: dict[str, dict[tuple[int, ...], Entry]] = {}
-    for entry in entries:
-        for one in (entry, entry.by_layer):
-            by_key.setdefault(one.key, {})[one.at] = one
-    return by_key
+                filled = 0
+                for start, values in released.part(entry, rows, columns):
+                    first = start - rows.start
+                    part[first : first + len(values)].copy_(values)
+                    filled = first + len(values)
+                if filled < part.shape[0]:  # rows that only pad the vocabulary
+                    part[filled:].zero_()
 
 
 def _problems(

@@ -235,7 +235,10 @@ def _follow(experiment: Any, log_dir: Path, before: set[int], *, faults: Path) -
                 interval = min(interval * 1.05, 2.0)
             time.sleep(0.1)
     except BaseException:
-        _end_ranks(before)  # before the display closes, which then shows what they saved
+        # before the display closes, which then shows what they saved
+        with contextlib.suppress(OSError):  # the terminal may be closed
+            print("ending the ranks; press Ctrl-C again to kill them", file=sys.stderr, flush=True)
+        stop_processes(child_processes() - before)
         display.close(succeeded=False)
         if not display.trained and not any(fault.step for fault in read_faults(faults)):
             message = f"No step was finished, so nothing was trained or saved. To start again, run: {again()}"
@@ -250,9 +253,3 @@ def _status(experiment: Any) -> str:
         str(getattr(job["status"], "name", job["status"])) for job in experiment.status(return_dict=True).values()
     ]
     return next((state for state in states if state != "SUCCEEDED"), "SUCCEEDED")
-
-
-def _end_ranks(before: set[int]) -> None:
-    with contextlib.suppress(OSError):  # the terminal may be closed
-        print("ending the ranks; press Ctrl-C again to kill them", file=sys.stderr, flush=True)
-    stop_processes(child_processes() - before)

@@ -10,9 +10,9 @@ import sys
 from pathlib import Path
 from typing import IO
 
+from nemo2.base.columns import is_terminal
 from nemo2.training.run_dir.bar import TrainingBar
 from nemo2.training.run_dir.progress_line import parse_line
-from nemo2.training.run_dir.terminal import is_terminal
 
 _MARK = re.compile(r"^\[[A-Za-z_]*(?P<rank>\d+)\]:")
 _TRACEBACK = "Traceback (most recent call last):"

@@ -220,7 +220,7 @@ def generate(
         prompts: The prompts. Each gets one completion.
         encoder_prompts: Must be None, because nemo2 has no encoder-decoder models.
         input_dataset: Prompts from a file, in place of ``prompts``: a file with one JSON object per line, whose field
-            ``input`` is the prompt, or a data module with such a file as ``test_path``.
+            ``input`` is the prompt, or a data module with such a file as ``test_path``. "-": standard input.
         params_dtype: The dtype of the parameters. With a trainer it must equal the dtype of the trainer's precision.
             None: the trainer's dtype, or fp32 without a trainer.
         add_BOS: Begin each prompt with the tokenizer's begin-of-sequence token.
@@ -232,7 +232,8 @@ def generate(
             ``max_new_tokens``, ``temperature``, ``top_k`` and ``top_p``. A ``top_p`` of 0 does not narrow the choice.
         text_only: Return texts only.
         output_path: A file that also receives the completions, one JSON object per line: ``input``, ``prediction``, and
-            ``label`` and the other fields of ``input_dataset``'s lines. None: the completions are only returned.
+            ``label`` and the other fields of ``input_dataset``'s lines. "-": standard output. None: the completions are
+            only returned.
         max_new_tokens: The largest number of new tokens per prompt. None: 64.
         temperature, top_k, top_p, min_p: See `nemo2.models.sampling.Sampling`. A temperature of 0 picks the likeliest
             token. None: 1.0, 0, 1.0 and 0.
@@ -275,7 +276,7 @@ def generate(
     )
     trainer = trainer or inference.single_process_trainer(params_dtype)
     inference.refuse_another_dtype(trainer, params_dtype)
-    if output_path is not None:
+    if output_path not in (None, inference.STANDARD):
         output_file(output_path)
     texts = [record["input"] for record in records]
 

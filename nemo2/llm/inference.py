@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from io import StringIO
 from pathlib import Path
 from typing import Any, Optional, Self
 
@@ -23,6 +24,8 @@ from nemo2.training.strategy import MegatronStrategy
 from nemo2.training.trainer import Trainer
 
 _log = logging.getLogger(__name__)
+STANDARD = "-"
+"""Standard input or output, in place of a file's path."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +35,11 @@ class GenerationOptions(Sampling):
 
     max_new_tokens: int = 64
     stop: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not all(self.stop):
+            raise ConfigError("stop='': every text contains it, so that no text would be left. Leave it out.")
 
     @classmethod
     def of(cls, inference_params: Any, **options: Any) -> Self:
@@ -74,7 +82,9 @@ def prompts_of(prompts: Optional[Sequence[str]], input_dataset: Any) -> list[dic
         return [{"input": prompt} for prompt in prompts]
     file = Path(input_dataset if isinstance(input_dataset, str | Path) else input_dataset.test_path)
     records = []
-    for number, line in enumerate(text_of(file).splitlines(), start=1):
+    # A text's splitlines() also splits at U+2028, which JSON may hold.
+    lines = StringIO(text_of(0 if str(file) == STANDARD else file))
+    for number, line in enumerate(lines, start=1):
         try:
             record = json.loads(line)
             if not isinstance(record["input"], str):
@@ -104,7 +114,14 @@ def loaded(
     before(model)
     trainer = trainer or single_process_trainer()
     strategy: Any = trainer.strategy
-    _disable_sequence_parallel(strategy, model)
+    # Single tokens can't be split: a model is built without, and so without the buffers in which its communication
+    # would be overlapped. Experts' dispatchers need it; it is switched off in them while tokens are written.
+    if getattr(strategy, "sequence_parallel", False) and model.config.num_moe_experts is None:
+        strategy.sequence_parallel = False
+        _log.info(
+            "Generation produces one token at a time, which strategy.sequence_parallel=True cannot split. Sequence "
+            "parallelism is off here."
+        )
     restore = getattr(strategy, "restore_config", None)
     if not checkpoint.is_nemo2:
         strategy.restore_config = RestoreConfig(path=checkpoint.source)
@@ -116,13 +133,16 @@ def loaded(
 
 
 def write_completions(path: str, records: Sequence[dict[str, Any]], results: Sequence[Generation]) -> None:
-    """Write NeMo 2.0's fields and ours of each completion, a line of JSON for each."""
+    """Write NeMo 2.0's fields and ours of each completion, a line of JSON for each. ``path``: "-" is standard output."""
     lines = []
     for record, result in zip(records, results, strict=True):
         label = {"label": record["output"]} if "output" in record else {}
         rest = {name: value for name, value in record.items() if name != "output"}
         lines.append(json.dumps({**rest, **label, "prediction": result.text, **asdict(result)}) + "\n")
-    write_file(path, "".join(lines))
+    if path == STANDARD:  # /dev/stdout would be opened anew, which empties a file that the shell appends to
+        print(*lines, sep="", end="", flush=True)
+    else:
+        write_file(path, "".join(lines))
 
 
 def single_process_trainer(params_dtype: Optional[torch.dtype] = None) -> Trainer:
@@ -143,15 +163,4 @@ def refuse_another_dtype(trainer: pl.Trainer, params_dtype: Optional[torch.dtype
         raise ConfigError(
             f"params_dtype={params_dtype} contradicts the trainer's precision, which makes parameters {own}. Set the "
             "precision on the trainer, and remove params_dtype."
-        )
-
-
-def _disable_sequence_parallel(strategy: Any, model: Any) -> None:
-    """Single tokens can't be split: a model is built without, and so without the buffers in which its communication would be
-    overlapped. Experts' dispatchers need it; it is switched off in them while tokens are written."""
-    if getattr(strategy, "sequence_parallel", False) and model.config.num_moe_experts is None:
-        strategy.sequence_parallel = False
-        _log.info(
-            "Generation produces one token at a time, which strategy.sequence_parallel=True cannot split. Sequence "
-            "parallelism is off here."
         )

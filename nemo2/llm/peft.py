@@ -72,7 +72,7 @@ def merge_lora(
     from nemo2.hugging_face.importing import check_target
     from nemo2.llm.inference import single_process_trainer
     from nemo2.llm.signatures import only_defaults
-    from nemo2.models.peft.merge import merge
+    from nemo2.models.peft.adapter import merge
     from nemo2.training.strategies.set_up import set_up
 
     only_defaults("nemo2 reads checkpoints as they are.", legacy_ckpt=(legacy_ckpt, False))

@@ -7,7 +7,7 @@ further, preferably with `nemo2.llm.distill` and the whole model as its teacher.
 
 import logging
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Optional
 
@@ -20,18 +20,18 @@ from torch import Tensor
 
 from nemo2.base import ranks
 from nemo2.base.backend import get_backend
+from nemo2.base.columns import is_terminal
 from nemo2.config.capture import captured_arguments, configurable
 from nemo2.data.mock import MockDataModule
 from nemo2.hugging_face.checkpoint import Checkpoint
 from nemo2.hugging_face.importing import check_target
 from nemo2.llm.importances import importances_of
 from nemo2.llm.inference import loaded
-from nemo2.llm.pruned import LAYERS, Sizes
 from nemo2.llm.pruned import PruningConfig as PruningConfig
+from nemo2.llm.pruned import Sizes
 from nemo2.llm.signatures import only_defaults
-from nemo2.models.decoding import core_of
+from nemo2.mcore.parallel.inspection import named_parameters
 from nemo2.models.layers.spec import local_layer_spec
-from nemo2.training.run_dir.terminal import is_terminal
 from nemo2.training.strategies.set_up import set_up
 from nemo2.training.strategy import MegatronStrategy
 from nemo2.training.trainer import Trainer
@@ -108,14 +108,14 @@ def prune(
         kept = sizes.kept(importances_of(model, _samples(model, data, num_train_samples), width=sizes.in_width))
         weights = {
             renamed: kept.cut(name, tensor.detach())
-            for name, tensor in _by_whole_names(model).items()
+            for name, tensor in named_parameters(model.trainer)
             if (renamed := kept.renamed(name)) is not None
         }
         small = type(model)(config=sizes.config(), tokenizer=model.tokenizer)
         _in_plain_layers(small)
     trainer = trainer_for(**sizes.stages(pp_size))
     with set_up(trainer, small), torch.no_grad():
-        _hand_over(weights, _by_whole_names(small))
+        _hand_over(weights, dict(named_parameters(trainer)))
         trainer.save_checkpoint(target, weights_only=True)
     return target
 
@@ -126,20 +126,7 @@ def _in_plain_layers(model: Any) -> None:
     model.config.transformer_layer_spec = local_layer_spec
 
 
-def _by_whole_names(model: Any) -> dict[str, Tensor]:
-    """This stage's parameters, under the names in a model of one stage."""
-    core: Any = core_of(model)
-    parameters = {}
-    for name, parameter in core.named_parameters():
-        before, layers, rest = name.partition(LAYERS)
-        if layers:
-            number, _, rest = rest.partition(".")
-            name = f"{before}{layers}{core.decoder.layers[int(number)].layer_number - 1}.{rest}"
-        parameters[name] = parameter
-    return parameters
-
-
-def _hand_over(weights: dict[str, Tensor], parameters: dict[str, Tensor]) -> None:
+def _hand_over(weights: dict[str, Tensor], parameters: Mapping[str, Tensor]) -> None:
     """Fill ``parameters`` from ``weights``, which may be on other pipeline stages, one parameter after the other.
 
     Every rank of the pipeline must call this. ``weights`` is emptied.

@@ -243,7 +243,13 @@ def _serving(
     if engine == "transformers":
         return _by_transformers(options, dtype, forms=forms, folder=folder, notes=notes)
     engines.refuse_uneven_heads(model, options.tensor_parallel_size)
-    _refuse_too_long(model.config, options.max_length)
+    # vLLM would refuse the length only after it has loaded the model.
+    positions = conversion_of(model.config).hf_config(model.config).get("max_position_embeddings")
+    if options.max_length is not None and positions is not None and options.max_length > positions:
+        raise ConfigError(
+            f"max_length={options.max_length}: the model reads only {positions} tokens, prompt and answer together. Set "
+            f"max_length to {positions} or less."
+        )
     length, name = options.max_length or model.config.seq_length, options.model_name or ""
     if options.max_length is None:
         notes = (
@@ -296,17 +302,3 @@ def _plan_adapters(checkpoint: Checkpoint, model: Any, options: ServingOptions, 
     folder = base.path if base.is_release else forms[0].folder
     loaded = Adapters(folder=adapters.folder, rank=model.model_transform.dim)
     return _serving(model, options, "vllm", dtype, folder=folder, forms=forms, notes=notes, adapters=loaded)
-
-
-def _refuse_too_long(config: Any, max_length: Optional[int]) -> None:
-    """Check the length before vLLM loads the model.
-
-    Raises:
-        ConfigError: vLLM would reject the length.
-    """
-    positions = conversion_of(config).hf_config(config).get("max_position_embeddings")
-    if max_length is not None and positions is not None and max_length > positions:
-        raise ConfigError(
-            f"max_length={max_length}: the model reads only {positions} tokens, prompt and answer together. Set "
-            f"max_length to {positions} or less."
-        )

@@ -270,7 +270,18 @@ class MegatronMixedPrecision(MixedPrecision):
         """
         self._follow(configs)
         for config in configs.values():
-            self._write(config)
+            changed = set()
+            followed = adjustments(self.dtype_config)
+            for field in fields(self.dtype_config):
+                value = getattr(self.dtype_config, field.name)
+                if not hasattr(config, field.name) or getattr(config, field.name) == value:
+                    continue
+                steps = followed.get(field.name)
+                argument = _ARGUMENT_OF.get(field.name, field.name)
+                adjust(config, field.name, value, why=steps[-1].why if steps else f"trainer.plugins.{argument}")
+                changed.add(field.name)
+            if self.dtype_config.fp8 and changed & {"fp8_recipe", "reuse_grad_buf_for_mxfp8_param_ag"}:
+                _derive_again(config)
 
     def _follow(self, configs: Mapping[str, Any]) -> None:
         """Adopt the explicit values of the configurations in fields that the plugin leaves unset."""
@@ -306,20 +317,6 @@ class MegatronMixedPrecision(MixedPrecision):
         for name, setting in settings.items():
             for field in _ONE_VALUE.get(name, (name,)):
                 adjust(self.dtype_config, field, setting.value, why=f"{setting.owner}.{setting.name} was set")
-
-    def _write(self, config: Any) -> None:
-        changed = set()
-        followed = adjustments(self.dtype_config)
-        for field in fields(self.dtype_config):
-            value = getattr(self.dtype_config, field.name)
-            if not hasattr(config, field.name) or getattr(config, field.name) == value:
-                continue
-            steps = followed.get(field.name)
-            argument = _ARGUMENT_OF.get(field.name, field.name)
-            adjust(config, field.name, value, why=steps[-1].why if steps else f"trainer.plugins.{argument}")
-            changed.add(field.name)
-        if self.dtype_config.fp8 and changed & {"fp8_recipe", "reuse_grad_buf_for_mxfp8_param_ag"}:
-            _derive_again(config)
 
     def convert_module(self, module: nn.Module) -> nn.Module:
         """Convert the chunk to the model's dtype. 16-bit chunks are wrapped so that their inputs and outputs are

@@ -5,13 +5,13 @@ Source: config.json and modeling_chatglm.py of THUDM/chatglm2-6b and chatglm3-6b
 """
 
 from dataclasses import dataclass
-from typing import Any, Optional
+from typing import Optional
 
 from nemo2.config.capture import configurable
 from nemo2.models.conversion.decoder import attention, decoder, decoder_conversion, feed_forward, output_layer
 from nemo2.models.conversion.pieces import fused_qkv, one
-from nemo2.models.conversion.settings import Config, Field, decoder_fields, read, said, written
-from nemo2.models.conversion.table import Conversion, Row, linear, norm, under
+from nemo2.models.conversion.settings import Field, decoder_fields
+from nemo2.models.conversion.table import Row, linear, norm, under
 from nemo2.models.decoder import DecoderConfig
 from nemo2.models.gpt import GPTModel
 
@@ -48,33 +48,6 @@ class ChatGLMModel(GPTModel):
     default_config = ChatGLMConfig
 
 
-_FIELDS = [
-    Field("padded_vocab_size", "vocab_size"),
-    Field("num_layers", "num_layers"),
-    Field("hidden_size", "hidden_size"),
-    Field("ffn_hidden_size", "ffn_hidden_size"),
-    Field("num_attention_heads", "num_attention_heads"),
-    Field("multi_query_group_num", "num_query_groups", 2),
-    Field("kv_channels", "kv_channels", 128),
-    Field("seq_length", "seq_length", 2048),
-    Field("layernorm_epsilon", "layernorm_epsilon", 1e-5),
-    Field("hidden_dropout", "hidden_dropout", 0.0),
-    Field("attention_dropout", "attention_dropout", 0.0),
-    Field("tie_word_embeddings", "share_embeddings_and_output_weights", False),
-]
-_ONLY = {
-    "model_type": "chatglm",
-    "add_bias_linear": False,
-    "add_qkv_bias": True,
-    "apply_residual_connection_post_layernorm": False,
-    "multi_query_attention": True,
-    "original_rope": True,
-    "post_layer_norm": True,
-    "rmsnorm": True,
-    "pre_seq_len": None,
-}
-
-
 def _rows(config: ChatGLMConfig) -> list[Row]:
     layer = [
         *norm("self_attention.linear_qkv.layer_norm_", one("input_layernorm.")),
@@ -94,16 +67,6 @@ def _rows_glm(config: ChatGLMConfig) -> list[Row]:
     return decoder(config, [*attention(config), *feed_forward(one("mlp.gate_up_proj."), "mlp.down_proj.")])
 
 
-def _config(hf: Config) -> ChatGLMConfig:
-    """nemo2's configuration of a released ChatGLM. Models for longer sequences multiply the rotary base by ``rope_ratio``."""
-    return ChatGLMConfig(**read(hf, _FIELDS, only=_ONLY), rotary_base=int(10_000 * hf.get("rope_ratio", 1)))
-
-
-def _hf_config(ours: ChatGLMConfig) -> dict[str, Any]:
-    ratio = ours.rotary_base / 10_000
-    return said(ours, {**written(ours, _FIELDS, only=_ONLY), "rope_ratio": ratio}, _config)
-
-
 GLM = decoder_conversion(
     "GlmForCausalLM",
     ChatGLMModel,
@@ -114,12 +77,41 @@ GLM = decoder_conversion(
     partial=0.5,
 )
 
-CHATGLM = Conversion(
-    architectures=("ChatGLMModel", "ChatGLMForConditionalGeneration"),
-    model=ChatGLMModel,
-    configs=(ChatGLMConfig,),
+CHATGLM = decoder_conversion(
+    "ChatGLMModel",
+    ChatGLMModel,
+    ChatGLMConfig,
     rows=_rows,
-    config=_config,
-    hf_config=_hf_config,
+    fields=[
+        Field("padded_vocab_size", "vocab_size"),
+        Field("num_layers", "num_layers"),
+        Field("hidden_size", "hidden_size"),
+        Field("ffn_hidden_size", "ffn_hidden_size"),
+        Field("num_attention_heads", "num_attention_heads"),
+        Field("multi_query_group_num", "num_query_groups", 2),
+        Field("kv_channels", "kv_channels", 128),
+        Field("seq_length", "seq_length", 2048),
+        Field("layernorm_epsilon", "layernorm_epsilon", 1e-5),
+        Field("hidden_dropout", "hidden_dropout", 0.0),
+        Field("attention_dropout", "attention_dropout", 0.0),
+        Field("tie_word_embeddings", "share_embeddings_and_output_weights", False),
+    ],
+    only={
+        "model_type": "chatglm",
+        "add_bias_linear": False,
+        "add_qkv_bias": True,
+        "apply_residual_connection_post_layernorm": False,
+        "multi_query_attention": True,
+        "original_rope": True,
+        "post_layer_norm": True,
+        "rmsnorm": True,
+        "pre_seq_len": None,
+    },
+    rotary=(
+        # Models for longer sequences multiply the rotary base.
+        lambda hf, settings: {"rotary_base": int(10_000 * hf.get("rope_ratio", 1))},
+        lambda own: {"rope_ratio": own.rotary_base / 10_000},
+    ),
+    also=("ChatGLMForConditionalGeneration",),
     ignored=("transformer.rotary_pos_emb.inv_freq",),
 )

@@ -15,8 +15,8 @@ from nemo2.models.conversion.settings import Field, decoder_fields, without
 from nemo2.models.conversion.table import Row
 from nemo2.models.decoder import DecoderConfig
 from nemo2.models.gpt import GPTModel
+from nemo2.models.layers.logits import divide_logits
 from nemo2.models.layers.shared_norm import check_shared_norms, parallel_layer_spec, share_norms
-from nemo2.models.layers.softcap import divide_logits
 
 
 @configurable

@@ -14,8 +14,8 @@ from nemo2.models.conversion.decoder import decoder_conversion
 from nemo2.models.conversion.settings import (
     FULL,
     Config,
+    Translation,
     alternating_windows,
-    alternating_windows_of,
     kinds_of_layers,
 )
 from nemo2.models.gpt import GPTModel
@@ -54,7 +54,7 @@ class Cohere2Model(GPTModel):
 def _windows(hf: Config) -> dict[str, Any]:
     every = hf.get("sliding_window_pattern", 4)
     unrotated = [int(kind == FULL) for kind in kinds_of_layers(hf, every=every)]
-    return {**alternating_windows(hf, every=every), "no_rope_freq": unrotated}
+    return {**alternating_windows(every=every).ours(hf), "no_rope_freq": unrotated}
 
 
 COHERE2 = decoder_conversion(
@@ -64,7 +64,6 @@ COHERE2 = decoder_conversion(
     rows=rows,
     fields=FIELDS,
     only={"model_type": "cohere2", **ONLY},
-    ours=_windows,
-    theirs=alternating_windows_of,
+    translations=[Translation(_windows, alternating_windows(every=4).theirs)],
     theta=500_000.0,
 )

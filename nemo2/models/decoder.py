@@ -47,11 +47,7 @@ class DecoderConfig(GPTConfig):
         if self.rope_stretching is None:
             return
         self.rope_stretching.check(int((self.kv_channels or 0) * self.rotary_percent))
-        for problem in self._beside_stretching():
-            raise ConfigError(f"model.config.rope_stretching={type(self.rope_stretching).__name__} {problem}.")
-
-    def _beside_stretching(self) -> list[str]:
-        """The settings that contradict stretched positions, each with its fix, as ends of a sentence."""
+        # The settings that contradict stretched positions, each with its fix, as ends of a sentence.
         conflicts = []
         for name in ("seq_len_interpolation_factor", "scale_factor", "rope_scaling_factor"):
             if (value := getattr(self, name, None)) is not None:
@@ -68,7 +64,8 @@ class DecoderConfig(GPTConfig):
                 f"scales queries and keys by {self.yarn_mscale + 1:.6g}, which the kernel of apply_rope_fusion=True doesn't do: "
                 "set apply_rope_fusion=False"
             )
-        return conflicts
+        for problem in conflicts:
+            raise ConfigError(f"model.config.rope_stretching={type(self.rope_stretching).__name__} {problem}.")
 
     # Megatron-Core's attention multiplies rotated channels by (1 + m ln(s) / 10) / (1 + n ln(s) / 10). The next three
     # properties are s, m and n.

@@ -17,12 +17,12 @@ from nemo2.base.backend.extras import have_te
 from nemo2.config.capture import configurable
 from nemo2.models.conversion.decoder import decoder, decoder_conversion, gated_feed_forward
 from nemo2.models.conversion.experts import (
+    FURTHER_PREDICTIONS,
     REPEATED,
     beside_experts,
     check_routing,
     dense_or_experts,
     dense_then_experts,
-    dense_then_experts_of,
     experts,
     further_predictions,
 )
@@ -32,6 +32,7 @@ from nemo2.models.conversion.settings import (
     NEEDED,
     Config,
     Field,
+    Translation,
     decoder_fields,
     expert_fields,
     overlaid,
@@ -277,7 +278,6 @@ def _ours(hf: Config) -> dict[str, Any]:
     return {
         "seq_length": scaling.get("original_max_position_embeddings", length),
         "kv_channels": hf.get("qk_nope_head_dim", 128),
-        **dense_then_experts(hf, hf["moe_intermediate_size"]),
         "moe_shared_expert_overlap": bool(hf.get("n_shared_experts")),
     }
 
@@ -286,31 +286,27 @@ def _theirs(ours: DeepSeekConfig) -> dict[str, Any]:
     factor = ours.rotary_scaling_factor if ours.rope_type == "yarn" else 1
     return {
         "num_key_value_heads": ours.num_attention_heads,
-        **dense_then_experts_of(ours),
         "max_position_embeddings": max(ours.seq_length, int(ours.original_max_position_embeddings * factor)),
     }
 
 
-def _ours_v2(hf: Config) -> dict[str, Any]:
+_COMMON = [Translation(_ours, _theirs), dense_then_experts()]
+
+
+def _groups(hf: Config) -> dict[str, Any]:
     method = hf.get("topk_method", "greedy")
     if method not in ("greedy", "group_limited_greedy"):
         raise refusal(hf, "topk_method", "nemo2's DeepSeek V2 supports 'greedy' and 'group_limited_greedy'")
-    ungrouped = {"moe_router_num_groups": None, "moe_router_group_topk": None} if method == "greedy" else {}
-    return {**_ours(hf), **ungrouped}
+    return {"moe_router_num_groups": None, "moe_router_group_topk": None} if method == "greedy" else {}
 
 
-def _theirs_v2(ours: DeepSeekV2Config) -> dict[str, Any]:
-    grouped = (ours.moe_router_num_groups or 1) > 1
-    return {**_theirs(ours), "topk_method": "group_limited_greedy" if grouped else "greedy"}
+def _groups_of(ours: DeepSeekV2Config) -> dict[str, Any]:
+    return {"topk_method": "group_limited_greedy" if (ours.moe_router_num_groups or 1) > 1 else "greedy"}
 
 
-def _ours_v3(hf: Config) -> dict[str, Any]:
+def _check_routing(hf: Config) -> dict[str, Any]:
     check_routing(hf, read(hf, _FIELDS))
-    return {**_ours(hf), "mtp_num_layers": hf.get("num_nextn_predict_layers", 0) or None}
-
-
-def _theirs_v3(ours: DeepSeekV3Config) -> dict[str, Any]:
-    return {**_theirs(ours), "num_nextn_predict_layers": ours.mtp_num_layers or 0}
+    return {}
 
 
 def _flat_v3(hf: Config) -> Config:
@@ -332,8 +328,7 @@ DEEPSEEK_V2 = _conversion(
     "DeepseekV2ForCausalLM",
     kind=DeepSeekV2Config,
     only=_ONLY | {"model_type": "deepseek_v2", "scoring_func": "softmax", "norm_topk_prob": False},
-    ours=_ours_v2,
-    theirs=_theirs_v2,
+    translations=[*_COMMON, Translation(_groups, _groups_of)],
 )
 DEEPSEEK_V3 = _conversion(
     "DeepseekV3ForCausalLM",
@@ -341,8 +336,7 @@ DEEPSEEK_V3 = _conversion(
     only=_ONLY
     | {"model_type": "deepseek_v3", "scoring_func": "sigmoid", "norm_topk_prob": True}
     | {"topk_method": "noaux_tc", "rope_interleave": True},
-    ours=_ours_v3,
-    theirs=_theirs_v3,
+    translations=[Translation(_check_routing), *_COMMON, FURTHER_PREDICTIONS],
     flat=_flat_v3,
     ignored=REPEATED,
 )

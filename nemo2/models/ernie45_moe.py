@@ -15,7 +15,7 @@ from nemo2.config.capture import configurable
 from nemo2.models.conversion.decoder import decoder_conversion
 from nemo2.models.conversion.experts import rows_with_experts, shared_experts
 from nemo2.models.conversion.pieces import only
-from nemo2.models.conversion.settings import Config, Field, decoder_fields, meaning, refusal
+from nemo2.models.conversion.settings import Config, Field, Translation, decoder_fields, meaning, refusal
 from nemo2.models.conversion.table import Row
 from nemo2.models.decoder import GroupedExperts
 from nemo2.models.ernie45 import ERNIE45Config
@@ -121,8 +121,7 @@ ERNIE45_MOE = decoder_conversion(
         Field("router_aux_loss_coef", "moe_aux_loss_coeff", 0.001),
     ],
     only={"model_type": "ernie4_5_moe", "hidden_act": "silu", "use_bias": False, "moe_norm_min": 1e-12},
-    ours=_ours,
-    theirs=_theirs,
+    translations=[Translation(_ours, _theirs)],
     theta=500_000.0,
     ignored=("model.mtp_*",),
 )

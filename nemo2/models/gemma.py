@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from nemo2.config.capture import configurable
 from nemo2.models.conversion.decoder import decoder_conversion, rows
-from nemo2.models.conversion.settings import Config, decoder_fields, overlaid
+from nemo2.models.conversion.settings import Config, Translation, decoder_fields, overlaid
 from nemo2.models.decoder import DecoderConfig
 from nemo2.models.gpt import GPTModel
 
@@ -89,6 +89,6 @@ GEMMA = decoder_conversion(
     rows=rows,
     fields=decoder_fields(num_key_value_heads=16, **GEMMA_DEFAULTS),
     only={"model_type": "gemma", "hidden_act": TANH, "attention_bias": False},
-    theirs=lambda ours: {"hidden_activation": TANH},
+    translations=[Translation(theirs=lambda own: {"hidden_activation": TANH})],
     flat=_flat,
 )

@@ -6,13 +6,12 @@ Sources: arXiv:2408.00118, tables 1 and 2 and section 2; the released config.jso
 """
 
 from dataclasses import dataclass
-from functools import partial
 from typing import Optional, Union
 
 from nemo2.config.capture import configurable
 from nemo2.models.conversion.decoder import attention, decoder, decoder_conversion, feed_forward
 from nemo2.models.conversion.pieces import cat, one
-from nemo2.models.conversion.settings import Field, alternating_windows, alternating_windows_of, decoder_fields
+from nemo2.models.conversion.settings import Field, alternating_windows, decoder_fields
 from nemo2.models.conversion.table import Row, norm
 from nemo2.models.gemma import GEMMA_DEFAULTS, TANH, GemmaConfig
 from nemo2.models.gpt import GPTModel
@@ -108,6 +107,5 @@ GEMMA2 = decoder_conversion(
         Field("final_logit_softcapping", "final_logit_softcapping", 30.0),
     ],
     only={"model_type": "gemma2", "hidden_activation": TANH, "attention_bias": False},
-    ours=partial(alternating_windows, every=2),
-    theirs=alternating_windows_of,
+    translations=[alternating_windows(every=2)],
 )

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Optional, Union
 
 from nemo2.config.capture import configurable
-from nemo2.models.conversion.positions import Rope, rope_of, scaled
+from nemo2.models.conversion.positions import rope_of, scaled
 from nemo2.models.conversion.settings import (
     FULL,
     SLIDING,
@@ -159,7 +159,16 @@ def _config(hf: Config) -> Gemma3Config:
     """nemo2's configuration. In a vision model's config.json the text model has a separate configuration."""
     text = text_config(hf)
     fields = read(text, _FIELDS, only=_ONLY)
-    near, far = _rotary(text)
+    # The rotary settings of local and of global layers.
+    both = text.get("rope_parameters") or {}
+    if FULL in both:
+        near = rope_of({"rope_parameters": both.get(SLIDING)}, theta=10_000.0)
+        far = rope_of({"rope_parameters": both[FULL]}, theta=1_000_000.0, kinds=("default", "linear"))
+    else:
+        near = rope_of({"rope_theta": text.get("rope_local_base_freq", 10_000.0)})
+        far = rope_of(text, theta=1_000_000.0, kinds=("default", "linear"))
+    if far.kind == "linear":
+        scaled(text, far, {"factor": ("rope_scaling_factor", 1.0)})
     scalar, period = text.get("query_pre_attn_scalar", 256), text.get("sliding_window_pattern", 6)
     types = text.get("layer_types") or [SLIDING if (n + 1) % period else FULL for n in range(fields["num_layers"])]
     return Gemma3Config(
@@ -193,20 +202,6 @@ def _hf_config(ours: Any) -> dict[str, Any]:
         },
     }
     return said(ours, hf, _config)
-
-
-def _rotary(hf: Config) -> tuple[Rope, Rope]:
-    """The rotary settings of local and of global layers."""
-    both = hf.get("rope_parameters") or {}
-    if FULL in both:
-        near = rope_of({"rope_parameters": both.get(SLIDING)}, theta=10_000.0)
-        far = rope_of({"rope_parameters": both[FULL]}, theta=1_000_000.0, kinds=("default", "linear"))
-    else:
-        near = rope_of({"rope_theta": hf.get("rope_local_base_freq", 10_000.0)})
-        far = rope_of(hf, theta=1_000_000.0, kinds=("default", "linear"))
-    if far.kind == "linear":
-        scaled(hf, far, {"factor": ("rope_scaling_factor", 1.0)})
-    return near, far
 
 
 def _interleaved(hf: Config, types: Sequence[str]) -> tuple[int, int]:

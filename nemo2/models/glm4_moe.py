@@ -11,15 +11,15 @@ from typing import Any, Literal, Optional, Union
 from nemo2.config.capture import configurable
 from nemo2.models.conversion.decoder import attention, decoder_conversion
 from nemo2.models.conversion.experts import (
+    FURTHER_PREDICTIONS,
     REPEATED,
     beside_experts,
     check_routing,
     dense_then_experts,
-    dense_then_experts_of,
     further_predictions,
     rows_with_experts,
 )
-from nemo2.models.conversion.settings import Config, Field, decoder_fields, expert_fields
+from nemo2.models.conversion.settings import Config, Field, Translation, decoder_fields, expert_fields
 from nemo2.models.conversion.table import Row
 from nemo2.models.decoder import DecoderConfig, GroupedExperts
 from nemo2.models.gpt import GPTModel
@@ -91,22 +91,14 @@ def _rows(config: GLM4MoEConfig) -> list[Row]:
 _GROUPS = {"n_group": "moe_router_num_groups", "topk_group": "moe_router_group_topk"}
 
 
-def _ours(hf: Config) -> dict[str, Any]:
+def _groups(hf: Config) -> dict[str, Any]:
     groups = {ours: hf.get(theirs, 1) for theirs, ours in _GROUPS.items()}
     check_routing(hf, {"moe_router_topk": hf.get("num_experts_per_tok", 8), **groups})
-    return {
-        **groups,
-        "mtp_num_layers": hf.get("num_nextn_predict_layers", hf.get("num_mtp_layers", 0)) or None,
-        **dense_then_experts(hf, hf.get("moe_intermediate_size", 1408), default=1),
-    }
+    return groups
 
 
-def _theirs(ours: GLM4MoEConfig) -> dict[str, Any]:
-    return {
-        **{theirs: getattr(ours, name) or 1 for theirs, name in _GROUPS.items()},
-        **dense_then_experts_of(ours),
-        "num_nextn_predict_layers": ours.mtp_num_layers or 0,
-    }
+def _groups_of(ours: GLM4MoEConfig) -> dict[str, Any]:
+    return {theirs: getattr(ours, name) or 1 for theirs, name in _GROUPS.items()}
 
 
 GLM4_MOE = decoder_conversion(
@@ -123,8 +115,11 @@ GLM4_MOE = decoder_conversion(
         ),
     ],
     only={"model_type": "glm4_moe", "hidden_act": "silu", "norm_topk_prob": True},
-    ours=_ours,
-    theirs=_theirs,
+    translations=[
+        Translation(_groups, _groups_of),
+        dense_then_experts(1408, default=1),
+        FURTHER_PREDICTIONS,
+    ],
     partial=0.5,
     ignored=REPEATED,
 )

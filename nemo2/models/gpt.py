@@ -43,6 +43,13 @@ _MODEL_ARGUMENTS = (
     "rotary_percent", "rotary_base", "seq_len_interpolation_factor", "scatter_embedding_sequence_parallel",
 )  # fmt: skip
 """The fields that are arguments of Megatron-Core's models under the same name."""
+_WITHOUT_EFFECT = {
+    "Megatron-Core's own Transformer Engine layers are used.": ("use_transformer_engine_full_layer_spec",),
+    "No layer of Megatron-Core reads it.": (
+        "apply_residual_connection_post_layernorm", "moe_per_layer_logging", "moe_token_dropping", "mtp_hybrid_override_pattern",
+    ),
+}  # fmt: skip
+"""Why fields have no effect. Some exist in some versions of Megatron-Core only."""
 
 
 def default_layer_spec(config: "GPTConfig", vp_stage: Optional[int] = None) -> ModuleSpec:
@@ -139,17 +146,18 @@ class GPTConfig(TransformerConfig):
         dataclass(cls, repr=not of_family, eq=not of_family)
 
     def __post_init__(self) -> None:
-        own = type(self).__dataclass_fields__["use_transformer_engine_full_layer_spec"].default
-        warn_without_effect(
-            "Megatron-Core's own Transformer Engine layers are used.",
-            use_transformer_engine_full_layer_spec=(self.use_transformer_engine_full_layer_spec, own),
-        )
         own_sizes = type(self).__dataclass_fields__
+        for why, names in _WITHOUT_EFFECT.items():
+            unread = {name: (getattr(self, name), own_sizes[name].default) for name in names if name in own_sizes}
+            warn_without_effect(why, **unread)
         if not (self.num_layers and (own_sizes["kv_channels"].default or own_sizes["num_attention_heads"].default)):
             self._refuse_missing_sizes()  # Megatron-Core divides by them below
         spell_as_installed(self)
         self.activation_func = as_megatron_has_it(self.activation_func)
-        aside = self._without_kernels()
+        # Requested fused kernels that Megatron-Core would look up in this process and that are missing here.
+        # The configuration can't know whether the machine that trains has them.
+        names = () if has("transformer_engine") else ("apply_rope_fusion", "moe_permute_fusion")
+        aside = {name: True for name in names if getattr(self, name, False)}
         # Settling runs this again with the run's fields and machine.
         again, self._made = getattr(self, "_made", False), True
         if not again:
@@ -168,12 +176,6 @@ class GPTConfig(TransformerConfig):
                 f"{type(self).__name__} has no default sizes: set {', '.join(missing)}, or use a class with sizes, such as "
                 "Llama32Config1B."
             )
-
-    def _without_kernels(self) -> dict[str, Any]:
-        """Requested fused kernels that Megatron-Core would look up in this process and that are missing here. The
-        configuration can't know whether the machine that trains has them."""
-        names = () if has("transformer_engine") else ("apply_rope_fusion", "moe_permute_fusion")
-        return {name: True for name in names if getattr(self, name, False)}
 
     def _asked_early(self) -> dict[str, Any]:
         """Settings that depend on values which the strategy and the precision plugin write later: expert and pipeline
@@ -270,13 +272,11 @@ class GPTConfig(TransformerConfig):
 
     def _finish_logits(self, model: Any, tokenizer: Any) -> None:
         """Cap and mask the logits of a chunk with an output layer before anything reads them."""
-        from nemo2.models.layers.vocabulary import mask_padding
+        from nemo2.models.layers.logits import cap_logits, mask_padding
 
         if not hasattr(model, "output_layer"):
             return
         if self.final_logit_softcapping is not None:
-            from nemo2.models.layers.softcap import cap_logits
-
             cap_logits(model.output_layer, self.final_logit_softcapping)
         mask_padding(model.output_layer, self.num_token_ids(tokenizer), model.vocab_size)
 

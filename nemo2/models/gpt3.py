@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from typing import Any, Optional
 
 from nemo2.config.capture import configurable
-from nemo2.models.conversion.decoder import output_layer
+from nemo2.models.conversion.decoder import decoder_conversion, output_layer
 from nemo2.models.conversion.pieces import Operation, fused_qkv, one
-from nemo2.models.conversion.settings import Config, Field, read, refusal, said, written
-from nemo2.models.conversion.table import Conversion, Row, norm, under
+from nemo2.models.conversion.positions import UNROTATED
+from nemo2.models.conversion.settings import Config, Field, Translation, refusal
+from nemo2.models.conversion.table import Row, norm, under
 from nemo2.models.gpt import GPTConfig, GPTModel
 
 
@@ -75,16 +76,6 @@ def conv_fields() -> list[Field]:
     ]
 
 
-_FIELDS = conv_fields()
-_ONLY = {
-    "model_type": "gpt2",
-    "scale_attn_weights": True,
-    "scale_attn_by_inverse_layer_idx": False,
-    "add_cross_attention": False,
-    "tie_word_embeddings": True,
-}
-
-
 def _rows(config: GPTConfig126M) -> list[Row]:
     """GPT-2's linear layers are stored [in, out]."""
     qkv = fused_qkv("attn.c_attn.weight", transposed=True), fused_qkv("attn.c_attn.bias")
@@ -121,39 +112,41 @@ def conv_rows(config: GPTConfig, qkv: Operation, qkv_bias: Operation, *, transpo
     ]
 
 
-def _config(hf: Config) -> GPTConfig126M:
-    return GPTConfig126M(**read(hf, _FIELDS, only=_ONLY), **gelu_of(hf, default="gelu_new"))
-
-
-def _hf_config(ours: GPTConfig126M) -> dict[str, Any]:
-    others = {"activation_function": gelu_in(ours, "gelu_new"), "embd_pdrop": ours.hidden_dropout}
-    return said(ours, {**written(ours, _FIELDS, only=_ONLY), **others}, _config)
-
-
 _GELU = {"gelu": False, "gelu_new": True, "gelu_pytorch_tanh": True}
 
 
-def gelu_of(hf: Config, *, default: str) -> dict[str, Any]:
-    """nemo2's settings for ``activation_function``. Megatron-Core's GELU that is fused with the bias is the tanh
-    approximation, which has two names in config.json."""
-    activation = hf.get("activation_function", default)
-    if activation not in _GELU:
-        raise refusal(hf, "activation_function", f"nemo2's model supports {', '.join(map(repr, _GELU))}")
-    return {"bias_activation_fusion": _GELU[activation]}
+def gelu(approximation: str) -> Translation:
+    """The activation, by default ``approximation``: the family's name for the tanh approximation, which has two names in
+    config.json. Megatron-Core's GELU that is fused with the bias is this one."""
+
+    def ours(hf: Config) -> dict[str, Any]:
+        activation = hf.get("activation_function", approximation)
+        if activation not in _GELU:
+            raise refusal(hf, "activation_function", f"nemo2's model supports {', '.join(map(repr, _GELU))}")
+        return {"bias_activation_fusion": _GELU[activation]}
+
+    def theirs(own: GPTConfig) -> dict[str, Any]:
+        activation = approximation if own.bias_activation_fusion else "gelu"
+        return {"activation_function": activation, "embd_pdrop": own.hidden_dropout}
+
+    return Translation(ours, theirs)
 
 
-def gelu_in(ours: GPTConfig, approximation: str) -> str:
-    """The inverse of `gelu_of`. ``approximation`` is the family's name for the tanh approximation."""
-    return approximation if ours.bias_activation_fusion else "gelu"
-
-
-GPT2 = Conversion(
-    architectures=("GPT2LMHeadModel",),
-    model=GPTModel,
-    configs=(GPTConfig126M,),
+GPT2 = decoder_conversion(
+    "GPT2LMHeadModel",
+    GPTModel,
+    GPTConfig126M,
     rows=_rows,
-    config=_config,
-    hf_config=_hf_config,
+    fields=conv_fields(),
+    only={
+        "model_type": "gpt2",
+        "scale_attn_weights": True,
+        "scale_attn_by_inverse_layer_idx": False,
+        "add_cross_attention": False,
+        "tie_word_embeddings": True,
+    },
+    translations=[gelu("gelu_new")],
+    rotary=UNROTATED,
     biased=("add_bias_linear",),
     ignored=("*.attn.bias", "*.attn.masked_bias"),
     renamed=WITHOUT_PREFIX,

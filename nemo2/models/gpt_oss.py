@@ -6,7 +6,7 @@ Source: the model card arXiv:2508.10925, section 2; config.json of openai/gpt-os
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, Optional, Union
+from typing import Literal, Optional, Union
 
 from megatron.core.fusions.fused_bias_geglu import quick_gelu
 
@@ -15,10 +15,9 @@ from nemo2.models.conversion.decoder import attention, decoder, decoder_conversi
 from nemo2.models.conversion.pieces import every_other, one
 from nemo2.models.conversion.positions import own_scaling
 from nemo2.models.conversion.settings import (
-    Config,
     Field,
+    Translation,
     alternating_windows,
-    alternating_windows_of,
     decoder_fields,
     expert_fields,
     without,
@@ -117,14 +116,6 @@ def _rows(config: GPTOSSConfig) -> list[Row]:
     return decoder(config, layer)
 
 
-def _ours(hf: Config) -> dict[str, Any]:
-    return {"ffn_hidden_size": hf.get("intermediate_size", 2880), **alternating_windows(hf, every=2, size=128)}
-
-
-def _theirs(ours: GPTOSSConfig) -> dict[str, Any]:
-    return {"experts_per_token": ours.moe_router_topk, **alternating_windows_of(ours)}
-
-
 GPT_OSS = decoder_conversion(
     "GptOssForCausalLM",
     GPTOSSModel,
@@ -132,8 +123,13 @@ GPT_OSS = decoder_conversion(
     rows=_rows,
     fields=_FIELDS,
     only=_ONLY,
-    ours=_ours,
-    theirs=_theirs,
+    translations=[
+        alternating_windows(every=2, size=128),
+        Translation(
+            lambda hf: {"ffn_hidden_size": hf.get("intermediate_size", 2880)},
+            lambda own: {"experts_per_token": own.moe_router_topk},
+        ),
+    ],
     rotary=own_scaling(
         "yarn",
         _YARN,

@@ -12,13 +12,13 @@ from typing import Any, ClassVar, Optional
 from megatron.core.transformer import ModuleSpec
 
 from nemo2.config.capture import configurable
-from nemo2.models.conversion.decoder import biases, biases_of, decoder_conversion, rows, unbiased
+from nemo2.models.conversion.decoder import BIASES, decoder_conversion, rows, unbiased
 from nemo2.models.conversion.settings import Field, decoder_fields, without
 from nemo2.models.decoder import DecoderConfig
 from nemo2.models.gemma import multiply
 from nemo2.models.gpt import GPTModel, default_layer_spec
+from nemo2.models.layers.logits import divide_logits
 from nemo2.models.layers.post_norm import with_multiplier
-from nemo2.models.layers.softcap import divide_logits
 from nemo2.models.layers.spec import exchanged, row_parallel_linears
 
 
@@ -95,7 +95,6 @@ GRANITE = decoder_conversion(
     rows=rows,
     fields=FIELDS,
     only={"model_type": "granite", "hidden_act": "silu"},
-    ours=biases,
-    theirs=biases_of,
+    translations=[BIASES],
     unbiased=unbiased,
 )

@@ -6,13 +6,13 @@ ibm-granite/granite-3.0-1b-a400m-base and granite-3.0-3b-a800m-base.
 """
 
 from dataclasses import dataclass
-from typing import Any, Optional, Union
+from typing import Optional, Union
 
 from nemo2.config.capture import configurable
 from nemo2.errors import ConfigError
 from nemo2.models.conversion.decoder import attention, decoder, decoder_conversion
 from nemo2.models.conversion.pieces import one
-from nemo2.models.conversion.settings import Config, expert_fields
+from nemo2.models.conversion.settings import Translation, expert_fields
 from nemo2.models.conversion.table import Row, norm
 from nemo2.models.decoder import GroupedExperts
 from nemo2.models.gpt import GPTModel
@@ -82,10 +82,6 @@ def _rows(config: GraniteMoEConfig) -> list[Row]:
     return decoder(config, layer)
 
 
-def _shared(hf: Config) -> dict[str, Any]:
-    return {"moe_shared_expert_intermediate_size": hf.get("shared_intermediate_size") or None}
-
-
 _FIELDS = [*FIELDS, *expert_fields(num_local_experts=8, num_experts_per_tok=2, router_aux_loss_coef=0.001)]
 _ONLY = {"hidden_act": "silu", "attention_bias": False}
 
@@ -104,6 +100,10 @@ GRANITE_MOE_SHARED = decoder_conversion(
     rows=_rows,
     fields=_FIELDS,
     only={"model_type": "granitemoeshared", **_ONLY},
-    ours=_shared,
-    theirs=lambda ours: {"shared_intermediate_size": ours.moe_shared_expert_intermediate_size or 0},
+    translations=[
+        Translation(
+            lambda hf: {"moe_shared_expert_intermediate_size": hf.get("shared_intermediate_size") or None},
+            lambda own: {"shared_intermediate_size": own.moe_shared_expert_intermediate_size or 0},
+        )
+    ],
 )

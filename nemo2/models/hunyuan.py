@@ -14,7 +14,7 @@ from nemo2.config.capture import configurable
 from nemo2.models.conversion.decoder import attention, decoder, decoder_conversion, gated_feed_forward
 from nemo2.models.conversion.pieces import one
 from nemo2.models.conversion.positions import positions_of, rope_fields
-from nemo2.models.conversion.settings import Config, decoder_fields, overlaid
+from nemo2.models.conversion.settings import Config, Translation, decoder_fields, overlaid
 from nemo2.models.conversion.table import Row, norm
 from nemo2.models.decoder import DecoderConfig
 from nemo2.models.gpt import GPTModel
@@ -110,7 +110,7 @@ def flat(hf: Config) -> Config:
     return overlaid(hf, rope_parameters=plain, rope_scaling=None, alpha=rope["alpha"])
 
 
-def raised_base(hf: Config) -> dict[str, Any]:
+def _raised_base(hf: Config) -> dict[str, Any]:
     """nemo2's setting for ``alpha`` of `flat`."""
     if not hf.get("alpha"):
         return {}
@@ -118,8 +118,8 @@ def raised_base(hf: Config) -> dict[str, Any]:
     return {"rope_stretching": RaisedBase(original_length=longest, factor=hf["alpha"])}
 
 
-def raised_base_of(ours: HunyuanConfig) -> dict[str, Any]:
-    """The inverse of `flat` and `raised_base`."""
+def _raised_base_of(ours: HunyuanConfig) -> dict[str, Any]:
+    """The inverse of `flat` and `_raised_base`."""
     stretching = ours.rope_stretching
     if not isinstance(stretching, RaisedBase):
         return positions_of(ours)
@@ -127,6 +127,7 @@ def raised_base_of(ours: HunyuanConfig) -> dict[str, Any]:
     return longest | rope_fields(ours.rotary_base, kind="dynamic", factor=1.0, alpha=float(stretching.factor))
 
 
+RAISED_BASE = Translation(_raised_base, _raised_base_of)
 HUNYUAN = decoder_conversion(
     "HunYuanDenseV1ForCausalLM",
     HunyuanModel,
@@ -134,7 +135,6 @@ HUNYUAN = decoder_conversion(
     rows=rows,
     fields=decoder_fields(rms_norm_eps=1e-5),
     only={"model_type": "hunyuan_v1_dense", "hidden_act": "silu", "attention_bias": False},
-    ours=raised_base,
-    theirs=raised_base_of,
+    translations=[RAISED_BASE],
     flat=flat,
 )

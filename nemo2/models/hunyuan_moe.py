@@ -10,11 +10,11 @@ from typing import Any, Literal, Optional, Union
 from nemo2.config.capture import configurable
 from nemo2.models.conversion.decoder import decoder, decoder_conversion
 from nemo2.models.conversion.pieces import cat, one
-from nemo2.models.conversion.settings import Config, Field, decoder_fields, overlaid, refusal
+from nemo2.models.conversion.settings import Config, Field, Translation, decoder_fields, overlaid, refusal
 from nemo2.models.conversion.table import Row, linear, norm
 from nemo2.models.decoder import GroupedExperts
 from nemo2.models.gpt import GPTModel
-from nemo2.models.hunyuan import HunyuanConfig, flat, normed_attention, raised_base, raised_base_of
+from nemo2.models.hunyuan import RAISED_BASE, HunyuanConfig, flat, normed_attention
 from nemo2.models.rotary import RaisedBase, Stretching
 
 
@@ -82,9 +82,9 @@ def _flat(hf: Config) -> Config:
     return overlaid(flat(hf), **uniform)
 
 
-def _ours(hf: Config) -> dict[str, Any]:
+def _widths(hf: Config) -> dict[str, Any]:
     width = hf["intermediate_size"]
-    return {**raised_base(hf), "moe_ffn_hidden_size": width, "moe_shared_expert_intermediate_size": width}
+    return {"moe_ffn_hidden_size": width, "moe_shared_expert_intermediate_size": width}
 
 
 HUNYUAN_MOE = decoder_conversion(
@@ -98,7 +98,6 @@ HUNYUAN_MOE = decoder_conversion(
         Field("moe_topk", "moe_router_topk", 1),
     ],
     only={"model_type": "hunyuan_v1_moe", "hidden_act": "silu", "attention_bias": False},
-    ours=_ours,
-    theirs=raised_base_of,
+    translations=[RAISED_BASE, Translation(_widths)],
     flat=_flat,
 )

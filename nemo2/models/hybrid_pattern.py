@@ -34,7 +34,12 @@ def hybrid_pattern(config: Any) -> Optional[HybridPattern]:
         return HybridPattern("".join(spread(config.num_layers, *ratios)))
     parse: Any = getattr(allocation, "parse_hybrid_pattern", None)
     try:
-        main, further = _parsed(parse(pattern)) if parse is not None else _split(pattern)
+        if parse is None:
+            main, *predictions = pattern.split("/")
+            further = tuple(part for part in predictions if part)
+        else:
+            parsed = parse(pattern)
+            main, further = parsed.main_pattern or "", (parsed.mtp_pattern or "",) * parsed.mtp_num_depths
     except ValueError as error:
         raise ConfigError(f"model.config.hybrid_override_pattern={pattern!r}: {error}") from error
     # Megatron-Core builds the additional predictions only if the config requests them too.
@@ -112,12 +117,3 @@ def left_out_layers(config: Any) -> Optional[str]:
 def _allocation() -> Any:
     """Megatron-Core's module of hybrid patterns, whose names differ between versions."""
     return importlib.import_module("megatron.core.ssm.mamba_hybrid_layer_allocation")
-
-
-def _parsed(pattern: Any) -> tuple[str, tuple[str, ...]]:
-    return pattern.main_pattern or "", (pattern.mtp_pattern or "",) * pattern.mtp_num_depths
-
-
-def _split(pattern: str) -> tuple[str, tuple[str, ...]]:
-    main, *further = pattern.split("/")
-    return main, tuple(part for part in further if part)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Optional
 
 from nemo2.config.capture import configurable
-from nemo2.models.conversion.decoder import biases, biases_of, decoder_conversion, rows, unbiased
+from nemo2.models.conversion.decoder import BIASES, decoder_conversion, rows, unbiased
 from nemo2.models.conversion.positions import any_scaling
 from nemo2.models.conversion.settings import NEEDED, decoder_fields
 from nemo2.models.decoder import DecoderConfig
@@ -170,8 +170,7 @@ LLAMA = decoder_conversion(
     rows=rows,
     fields=decoder_fields(),
     only={"model_type": "llama", "hidden_act": "silu"},
-    ours=biases,
-    theirs=biases_of,
+    translations=[BIASES],
     rotary=any_scaling(own=("llama3", SCALING)),
     unbiased=unbiased,
     ignored=("model.layers.*.self_attn.rotary_emb.inv_freq",),

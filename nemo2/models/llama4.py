@@ -22,6 +22,7 @@ from nemo2.models.conversion.positions import own_scaling
 from nemo2.models.conversion.settings import (
     Config,
     Field,
+    Translation,
     decoder_fields,
     meaning,
     refusal,
@@ -204,8 +205,7 @@ LLAMA4 = decoder_conversion(
     rows=_rows,
     fields=_FIELDS,
     only=_ONLY,
-    ours=_ours,
-    theirs=_theirs,
+    translations=[Translation(_ours, _theirs)],
     rotary=own_scaling("llama3", _SCALING, on={"rope_scaling": True}, off={"rope_scaling": False}, theta=500_000.0),
     flat=text_config,
     also=("Llama4ForConditionalGeneration",),

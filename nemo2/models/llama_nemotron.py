@@ -18,7 +18,7 @@ from megatron.core.transformer.transformer_block import TransformerBlock
 from nemo2.base.backend.extras import have_te
 from nemo2.config.capture import configurable
 from nemo2.errors import ConfigError
-from nemo2.models.conversion.decoder import attention, biases, biases_of, decoder, gated_feed_forward, unbiased
+from nemo2.models.conversion.decoder import BIASES, attention, decoder, gated_feed_forward, unbiased
 from nemo2.models.conversion.positions import parameters_of, positions, rope_fields, rope_of, scaled
 from nemo2.models.conversion.settings import Config, decoder_fields, read, refusal, said, without, written
 from nemo2.models.conversion.table import Conversion, Row
@@ -127,7 +127,7 @@ def _config(hf: Config) -> Any:
     blocks = hf.get("block_configs")
     if not blocks or len(blocks) != hf["num_hidden_layers"]:
         raise refusal(hf, "block_configs", "it must have one block for each of num_hidden_layers")
-    fields = {**read(hf, _FIELDS, only=_ONLY), **biases(hf)}
+    fields = {**read(hf, _FIELDS, only=_ONLY), **BIASES.ours(hf)}
     fields |= positions(hf, rope, longest=fields["seq_length"]) | scaled(hf, rope, SCALING)
     supported = [{part: _block(hf, part, block[part]) for part in _KNOWN} for block in blocks]
     groups = [block["attention"]["n_heads_in_group"] for block in supported if not block["attention"]["no_op"]]
@@ -157,7 +157,7 @@ def _hf_config(ours: Any) -> dict[str, Any]:
         **written(ours, _FIELDS, only=_ONLY),
         "intermediate_size": None,
         "num_key_value_heads": None,
-        **biases_of(ours),
+        **BIASES.theirs(ours),
         "block_configs": [{part: {**block[part], "replace_with_linear": False} for part in _KNOWN} for block in blocks],
         **rope_fields(ours.rotary_base, kind="llama3", **parameters_of(ours, SCALING)),
     }

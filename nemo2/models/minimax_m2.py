@@ -13,7 +13,7 @@ import torch
 from nemo2.config.capture import configurable
 from nemo2.models.conversion.decoder import decoder_conversion
 from nemo2.models.conversion.pieces import one
-from nemo2.models.conversion.settings import Config, decoder_fields, expert_fields
+from nemo2.models.conversion.settings import Config, Translation, decoder_fields, expert_fields
 from nemo2.models.conversion.table import Row
 from nemo2.models.decoder import DecoderConfig, GroupedExperts
 from nemo2.models.gpt import GPTModel
@@ -72,7 +72,7 @@ MINIMAX_M2 = decoder_conversion(
         *expert_fields(num_local_experts=256, num_experts_per_tok=8, router_aux_loss_coef=0.001),
     ],
     only={"model_type": "minimax_m2", "hidden_act": "silu", "router_jitter_noise": 0.0},
-    ours=_rotated,
+    translations=[Translation(_rotated)],
     theta=5_000_000.0,
     partial=1.0,
 )

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Optional
 from nemo2.config.capture import configurable
 from nemo2.models.conversion.decoder import decoder_conversion, rows
 from nemo2.models.conversion.positions import positions_of
-from nemo2.models.conversion.settings import Config, Field, decoder_fields, overlaid, refusal, text_config
+from nemo2.models.conversion.settings import Config, Field, Translation, decoder_fields, overlaid, refusal, text_config
 from nemo2.models.conversion.table import IN_VISION_MODEL
 from nemo2.models.decoder import DecoderConfig
 from nemo2.models.gpt import GPTModel
@@ -104,7 +104,7 @@ MINISTRAL3 = decoder_conversion(
         Field(_GROWTH, "query_growth"),
     ],
     only={"model_type": "ministral3", "hidden_act": "silu", "sliding_window": None},
-    theirs=_theirs,
+    translations=[Translation(theirs=_theirs)],
     flat=_flat,
     also=("Mistral3ForConditionalGeneration",),
     text_types=("ministral3",),

@@ -6,12 +6,11 @@ Mistral-Nemo-Base-2407 and Mistral-Large-Instruct-2407.
 """
 
 from dataclasses import dataclass
-from functools import partial
 from typing import Optional, Union
 
 from nemo2.config.capture import configurable
 from nemo2.models.conversion.decoder import decoder_conversion, rows
-from nemo2.models.conversion.settings import decoder_fields, size_of, text_config, uniform_window
+from nemo2.models.conversion.settings import decoder_fields, text_config, uniform_window
 from nemo2.models.conversion.table import IN_VISION_MODEL
 from nemo2.models.decoder import DecoderConfig
 from nemo2.models.gpt import GPTModel
@@ -66,8 +65,7 @@ MISTRAL = decoder_conversion(
     rows=rows,
     fields=decoder_fields(num_key_value_heads=8, max_position_embeddings=131072),
     only={"model_type": "mistral", "hidden_act": "silu"},
-    ours=partial(uniform_window, size=4096),
-    theirs=lambda ours: {"sliding_window": size_of(ours.window_size)},
+    translations=[uniform_window(4096)],
     flat=text_config,
     also=("Mistral3ForConditionalGeneration",),
     **IN_VISION_MODEL,

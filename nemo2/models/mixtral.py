@@ -10,7 +10,7 @@ from typing import Any, Literal, Optional, Union
 from nemo2.config.capture import configurable
 from nemo2.models.conversion.decoder import attention, decoder, decoder_conversion
 from nemo2.models.conversion.pieces import cat, one
-from nemo2.models.conversion.settings import Field, decoder_fields, expert_fields, size_of, uniform_window
+from nemo2.models.conversion.settings import Field, decoder_fields, expert_fields, uniform_window
 from nemo2.models.conversion.table import Row, linear, norm
 from nemo2.models.decoder import DecoderConfig
 from nemo2.models.gpt import GPTModel
@@ -87,7 +87,6 @@ MIXTRAL = decoder_conversion(
     rows=rows,
     fields=_FIELDS,
     only=_ONLY,
-    ours=uniform_window,
-    theirs=lambda ours: {"sliding_window": size_of(ours.window_size)},
+    translations=[uniform_window()],
     theta=1_000_000.0,
 )

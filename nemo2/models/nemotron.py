@@ -12,11 +12,11 @@ from typing import Any, Literal, Optional
 from megatron.core.activations import squared_relu
 
 from nemo2.config.capture import configurable
-from nemo2.models.conversion.decoder import attention, decoder, feed_forward
+from nemo2.models.conversion.decoder import attention, decoder, decoder_conversion, feed_forward
 from nemo2.models.conversion.pieces import one
 from nemo2.models.conversion.positions import rope_fields, rope_of
-from nemo2.models.conversion.settings import Config, Field, decoder_fields, read, said, without, written
-from nemo2.models.conversion.table import Conversion, Row
+from nemo2.models.conversion.settings import Config, Field, decoder_fields, without
+from nemo2.models.conversion.table import Row
 from nemo2.models.gpt import GPTConfig, GPTModel
 
 
@@ -101,13 +101,6 @@ class NemotronModel(GPTModel):
     default_config = NemotronConfig
 
 
-_FIELDS = [
-    *without(decoder_fields(max_position_embeddings=4096, initializer_range=0.0134), "rms_norm_eps"),
-    Field("norm_eps", "layernorm_epsilon", 1e-5),
-]
-_ONLY = {"model_type": "nemotron", "hidden_act": "relu2", "attention_bias": False, "mlp_bias": False}
-
-
 def _rows(config: NemotronConfig) -> list[Row]:
     layer = [
         *attention(config, norm_bias=True),
@@ -116,25 +109,20 @@ def _rows(config: NemotronConfig) -> list[Row]:
     return decoder(config, layer, norm_bias=True)
 
 
-def _config(hf: Config) -> NemotronConfig:
+def _rotated(hf: Config, settings: Config) -> dict[str, Any]:
     rope = rope_of(hf, partial=hf.get("rope_percent", 0.5))
-    return NemotronConfig(**read(hf, _FIELDS, only=_ONLY), rotary_base=rope.theta, rotary_percent=rope.partial)
+    return {"rotary_base": rope.theta, "rotary_percent": rope.partial}
 
 
-def _hf_config(ours: NemotronConfig) -> dict[str, Any]:
-    hf = {
-        **written(ours, _FIELDS, only=_ONLY),
-        "num_key_value_heads": ours.num_query_groups or ours.num_attention_heads,
-        **rope_fields(ours.rotary_base, partial=ours.rotary_percent),
-    }
-    return said(ours, hf, _config)
-
-
-NEMOTRON = Conversion(
-    architectures=("NemotronForCausalLM",),
-    model=NemotronModel,
-    configs=(NemotronConfig,),
+NEMOTRON = decoder_conversion(
+    "NemotronForCausalLM",
+    NemotronModel,
+    NemotronConfig,
     rows=_rows,
-    config=_config,
-    hf_config=_hf_config,
+    fields=[
+        *without(decoder_fields(max_position_embeddings=4096, initializer_range=0.0134), "rms_norm_eps"),
+        Field("norm_eps", "layernorm_epsilon", 1e-5),
+    ],
+    only={"model_type": "nemotron", "hidden_act": "relu2", "attention_bias": False, "mlp_bias": False},
+    rotary=(_rotated, lambda own: rope_fields(own.rotary_base, partial=own.rotary_percent)),
 )

@@ -5,7 +5,6 @@ Sources: arXiv:2512.13961; config.json of allenai/Olmo-3-1025-7B and Olmo-3-1125
 """
 
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, Optional, Union
 
 from nemo2.config.capture import configurable
@@ -15,8 +14,8 @@ from nemo2.models.conversion.settings import (
     FULL,
     SLIDING,
     Config,
+    Translation,
     alternating_windows,
-    alternating_windows_of,
     decoder_fields,
     overlaid,
     refusal,
@@ -88,12 +87,9 @@ def _flat(hf: Config) -> Config:
     return overlaid(hf, rope_parameters=far)
 
 
-def _theirs(ours: OLMo3Config) -> dict[str, Any]:
+def _positions_of(ours: OLMo3Config) -> dict[str, Any]:
     theta, far = float(ours.rotary_base), positions_of(ours)["rope_parameters"]
-    return {
-        **alternating_windows_of(ours),
-        "rope_parameters": {FULL: far, SLIDING: {"rope_type": "default", "rope_theta": theta}},
-    }
+    return {"rope_parameters": {FULL: far, SLIDING: {"rope_type": "default", "rope_theta": theta}}}
 
 
 OLMO3 = decoder_conversion(
@@ -103,8 +99,7 @@ OLMO3 = decoder_conversion(
     rows=rows,
     fields=without(decoder_fields(rms_norm_eps=1e-5), "head_dim"),
     only={"model_type": "olmo3", "hidden_act": "silu", "attention_bias": False},
-    ours=partial(alternating_windows, every=4),
-    theirs=_theirs,
+    translations=[alternating_windows(every=4), Translation(theirs=_positions_of)],
     theta=500_000.0,
     flat=_flat,
 )

@@ -9,7 +9,7 @@ from typing import Optional, Union
 
 from nemo2.config.capture import configurable
 from nemo2.models.conversion.decoder import decoder_conversion
-from nemo2.models.conversion.experts import expert_weights, expert_weights_of, rows_with_experts
+from nemo2.models.conversion.experts import expert_weights, rows_with_experts
 from nemo2.models.conversion.settings import decoder_fields, expert_fields, without
 from nemo2.models.decoder import DecoderConfig, GroupedExperts
 from nemo2.models.gpt import GPTModel
@@ -50,6 +50,5 @@ OLMOE = decoder_conversion(
         *expert_fields(num_experts=64, num_experts_per_tok=8, router_aux_loss_coef=0.01),
     ],
     only={"model_type": "olmoe", "hidden_act": "silu", "attention_bias": False, "clip_qkv": None},
-    ours=expert_weights,
-    theirs=expert_weights_of,
+    translations=[expert_weights()],
 )

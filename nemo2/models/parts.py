@@ -304,14 +304,15 @@ class Mixer(Part):
         return self.heads * self.head_dim
 
     @property
-    def beside(self) -> int:
-        """Channels of B, C and the step sizes together."""
-        return 2 * self.groups * self.states + self.heads
+    def sections(self) -> dict[str, int]:
+        """Channels of each part of the first product, which checkpoints store separately."""
+        states = self.groups * self.states
+        return {"z": self.inner, "x": self.inner, "B": states, "C": states, "dt": self.heads}
 
     @functools.cached_property
     def linears(self) -> tuple[Linear, ...]:
         return (
-            Linear("in_proj", self.hidden, 2 * self.inner + self.beside),
+            Linear("in_proj", self.hidden, sum(self.sections.values())),
             Linear("out_proj", self.inner, self.hidden, "row"),
         )
 
@@ -332,12 +333,18 @@ class DeltaNet(Part):
     value_heads: int
     value_dim: int
 
+    @property
+    def sections(self) -> dict[str, int]:
+        """As in `Mixer`."""
+        keys, heads = self.key_heads * self.key_dim, self.value_heads
+        values = heads * self.value_dim
+        return {"query": keys, "key": keys, "value": values, "z": values, "beta": heads, "alpha": heads}
+
     @functools.cached_property
     def linears(self) -> tuple[Linear, ...]:
-        keys, values = self.key_heads * self.key_dim, self.value_heads * self.value_dim
         return (
-            Linear("in_proj", self.hidden, 2 * keys + 2 * values + 2 * self.value_heads),  # q k v gate beta alpha
-            Linear("out_proj", values, self.hidden, "row"),
+            Linear("in_proj", self.hidden, sum(self.sections.values())),
+            Linear("out_proj", self.value_heads * self.value_dim, self.hidden, "row"),
         )
 
     def mixing(self, keys: float) -> float:

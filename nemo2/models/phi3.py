@@ -18,7 +18,6 @@ from nemo2.models.conversion.settings import (
     Field,
     decoder_fields,
     overlaid,
-    size_of,
     uniform_window,
     without,
 )
@@ -144,7 +143,6 @@ PHI3 = decoder_conversion(
         Field("resid_pdrop", "hidden_dropout", 0.0),
     ],
     only={"model_type": "phi3", "hidden_act": "silu", "embd_pdrop": 0.0},
-    ours=uniform_window,
-    theirs=lambda ours: {"sliding_window": size_of(ours.window_size)},
+    translations=[uniform_window()],
     rotary=(_positions, _positions_of),
 )

@@ -14,6 +14,7 @@ from nemo2.models.conversion.settings import (
     FULL,
     SLIDING,
     Config,
+    Translation,
     decoder_fields,
     layer_types,
     pattern_of,
@@ -128,7 +129,7 @@ _FIELDS = without(decoder_fields(num_key_value_heads=32, max_position_embeddings
 _ONLY = {"model_type": "qwen2", "hidden_act": "silu"}
 
 
-def windows(hf: Config) -> dict[str, Any]:
+def _windows(hf: Config) -> dict[str, Any]:
     """nemo2's settings for ``sliding_window``, which applies to the layers from ``max_window_layers`` on if
     ``use_sliding_window`` is set."""
     if not hf.get("use_sliding_window") or hf.get("sliding_window", 4096) is None:
@@ -145,8 +146,7 @@ def windows(hf: Config) -> dict[str, Any]:
     }
 
 
-def windows_of(ours: Any) -> dict[str, Any]:
-    """The inverse of `windows`."""
+def _windows_of(ours: Any) -> dict[str, Any]:
     types = layer_types(ours)
     return {
         "use_sliding_window": SLIDING in types,
@@ -156,6 +156,7 @@ def windows_of(ours: Any) -> dict[str, Any]:
     }
 
 
+WINDOWS = Translation(_windows, _windows_of)
 QWEN2 = decoder_conversion(
     "Qwen2ForCausalLM",
     Qwen2Model,
@@ -163,7 +164,6 @@ QWEN2 = decoder_conversion(
     rows=rows,
     fields=_FIELDS,
     only=_ONLY,
-    ours=windows,
-    theirs=windows_of,
+    translations=[WINDOWS],
     biased=("add_qkv_bias",),
 )

@@ -6,20 +6,18 @@ Sources: transformers' ``Qwen2MoeConfig``, whose defaults are config.json of Qwe
 """
 
 from dataclasses import dataclass
-from typing import Any, Optional, Union
+from typing import Optional, Union
 
 from nemo2.config.capture import configurable
 from nemo2.models.conversion.decoder import decoder_conversion
 from nemo2.models.conversion.experts import (
-    expert_layers,
-    expert_layers_of,
+    EXPERT_LAYERS,
     expert_weights,
-    expert_weights_of,
     rows_with_experts,
     shared_experts,
 )
 from nemo2.models.conversion.pieces import one
-from nemo2.models.conversion.settings import Config, Field, decoder_fields, expert_fields, without
+from nemo2.models.conversion.settings import Field, decoder_fields, expert_fields, without
 from nemo2.models.conversion.table import Row
 from nemo2.models.decoder import GroupedExperts
 from nemo2.models.gpt import GPTModel
@@ -78,14 +76,6 @@ def shared_expert() -> list[Row]:
     ]
 
 
-def _ours(hf: Config) -> dict[str, Any]:
-    return {**expert_layers(hf), **expert_weights(hf)}
-
-
-def _theirs(ours: Qwen2MoEConfig) -> dict[str, Any]:
-    return {**expert_layers_of(ours), **expert_weights_of(ours)}
-
-
 QWEN2_MOE = decoder_conversion(
     "Qwen2MoeForCausalLM",
     Qwen2MoEModel,
@@ -103,6 +93,5 @@ QWEN2_MOE = decoder_conversion(
         ),
     ],
     only={"model_type": "qwen2_moe", "hidden_act": "silu", "use_sliding_window": False},
-    ours=_ours,
-    theirs=_theirs,
+    translations=[EXPERT_LAYERS, expert_weights()],
 )

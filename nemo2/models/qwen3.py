@@ -5,21 +5,15 @@ Sources: arXiv:2505.09388, tables 1 and 2; the released config.json files of Qwe
 """
 
 from dataclasses import dataclass
-from typing import Any, Optional, Union
+from typing import Optional, Union
 
 from nemo2.config.capture import configurable
 from nemo2.models.conversion.decoder import decoder_conversion, rows
-from nemo2.models.conversion.experts import (
-    expert_layers,
-    expert_layers_of,
-    expert_weights,
-    expert_weights_of,
-    rows_with_experts,
-)
-from nemo2.models.conversion.settings import Config, Field, decoder_fields, expert_fields, overlaid
+from nemo2.models.conversion.experts import EXPERT_LAYERS, expert_weights, rows_with_experts
+from nemo2.models.conversion.settings import Config, Field, Translation, decoder_fields, expert_fields, overlaid
 from nemo2.models.decoder import GroupedExperts
 from nemo2.models.gpt import GPTModel
-from nemo2.models.qwen2 import Qwen2Config, windows, windows_of
+from nemo2.models.qwen2 import WINDOWS, Qwen2Config
 
 
 @configurable
@@ -117,8 +111,7 @@ QWEN3 = decoder_conversion(
     rows=rows,
     fields=[*decoder_fields(num_key_value_heads=32, head_dim=128, max_position_embeddings=32768), _LONGEST],
     only=_ONLY,
-    ours=windows,
-    theirs=windows_of,
+    translations=[WINDOWS],
 )
 
 
@@ -128,19 +121,8 @@ def _named_as_before(hf: Config) -> Config:
     return overlaid(hf, num_experts=hf["num_local_experts"]) if renamed else hf
 
 
-def _ours(hf: Config) -> dict[str, Any]:
-    return {
-        # Whatever else config.json says, transformers' class has the window in all layers or in none.
-        **windows(overlaid(hf, max_window_layers=0, layer_types=None)),
-        **expert_weights(hf),
-        **expert_layers(hf),
-    }
-
-
-def _theirs(ours: Qwen3MoEConfig) -> dict[str, Any]:
-    return {**windows_of(ours), **expert_weights_of(ours), **expert_layers_of(ours)}
-
-
+# Whatever else config.json says, transformers' class has the window in all layers or in none.
+_WINDOW = Translation(lambda hf: WINDOWS.ours(overlaid(hf, max_window_layers=0, layer_types=None)), WINDOWS.theirs)
 QWEN3_MOE = decoder_conversion(
     "Qwen3MoeForCausalLM",
     Qwen3Model,
@@ -152,7 +134,6 @@ QWEN3_MOE = decoder_conversion(
         *expert_fields(moe_intermediate_size=768, num_experts=128, num_experts_per_tok=8, router_aux_loss_coef=0.001),
     ],
     only=_ONLY | {"model_type": "qwen3_moe"},
-    ours=_ours,
-    theirs=_theirs,
+    translations=[_WINDOW, expert_weights(), EXPERT_LAYERS],
     flat=_named_as_before,
 )

@@ -15,10 +15,9 @@ from typing import Any, ClassVar, Literal, Optional, Union
 from nemo2.config.capture import configurable
 from nemo2.models.conversion.decoder import attention, decoder, decoder_conversion, gated_feed_forward
 from nemo2.models.conversion.experts import (
+    EXPERT_LAYERS,
     dense_or_experts,
-    expert_layers,
-    expert_layers_of,
-    expert_weights_of,
+    expert_weights,
     experts,
 )
 from nemo2.models.conversion.pieces import one, rows, strided
@@ -26,6 +25,7 @@ from nemo2.models.conversion.settings import (
     FULL,
     Config,
     Field,
+    Translation,
     decoder_fields,
     expert_fields,
     kinds_of_layers,
@@ -205,14 +205,7 @@ def _kinds_of(ours: Qwen35Config) -> dict[str, Any]:
     return {**interval, "layer_types": [LINEAR if flag else FULL for flag in ours.layers_with_linear_attention]}
 
 
-def _ours(hf: Config) -> dict[str, Any]:
-    return {**_kinds(hf), **expert_layers(hf), "moe_router_pre_softmax": not hf.get("norm_topk_prob", True)}
-
-
-def _theirs(ours: Qwen3NextConfig) -> dict[str, Any]:
-    return {**_kinds_of(ours), **expert_layers_of(ours), **expert_weights_of(ours)}
-
-
+_KINDS = Translation(_kinds, _kinds_of)
 _ONLY = {"hidden_act": "silu", "attention_bias": False}
 _conversion = partial(decoder_conversion, model=Qwen3NextModel, partial=0.25)
 QWEN3_NEXT = _conversion(
@@ -221,16 +214,14 @@ QWEN3_NEXT = _conversion(
     rows=lambda config: _table(config, _by_key_head),
     fields=[*_SPARSE, *expert_fields(num_experts=512, num_experts_per_tok=10)],
     only=_ONLY | {"model_type": "qwen3_next"},
-    ours=_ours,
-    theirs=_theirs,
+    translations=[_KINDS, EXPERT_LAYERS, expert_weights(default=True)],
     ignored=("mtp.*",),
 )
 
 # transformers leaves out the same weights.
 _of_vision = partial(
     _conversion,
-    ours=_kinds,
-    theirs=_kinds_of,
+    translations=[_KINDS],
     flat=text_config,
     **IN_VISION_MODEL | {"ignored": ("mtp.*", "model.visual.*")},
 )

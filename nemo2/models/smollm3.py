@@ -10,7 +10,7 @@ from typing import Any, Optional, Union
 
 from nemo2.config.capture import configurable
 from nemo2.models.conversion.decoder import decoder_conversion, rows
-from nemo2.models.conversion.settings import Config, decoder_fields, meaning, without
+from nemo2.models.conversion.settings import Config, Translation, decoder_fields, meaning, without
 from nemo2.models.decoder import DecoderConfig
 from nemo2.models.gpt import GPTModel
 
@@ -61,7 +61,6 @@ SMOLLM3 = decoder_conversion(
     ),
     only={"model_type": "smollm3", "hidden_act": "silu", "attention_bias": False, "mlp_bias": False}
     | {"use_sliding_window": False},
-    ours=_rotated,
-    theirs=_rotated_of,
+    translations=[Translation(_rotated, _rotated_of)],
     theta=2_000_000.0,
 )

@@ -398,9 +398,21 @@ def _table(config: SSMConfig) -> list[Row]:
     """Each layer has one of four kinds, and a norm before it."""
     kinds = {
         "M": _mixer(config),
-        "*": _attention(),
+        "*": [
+            *norm("self_attention.linear_qkv.layer_norm_", one("norm.")),
+            *linear("self_attention.linear_qkv.", qkv("mixer.q_proj.", "mixer.k_proj.", "mixer.v_proj.")),
+            *linear("self_attention.linear_proj.", one("mixer.o_proj.")),
+        ],
         "-": feed_forward(one("mixer.up_proj."), "mixer.down_proj.", norm_name="norm."),
-        "E": _experts(),
+        "E": [
+            *norm("pre_mlp_layernorm.", one("norm.")),
+            Row("mlp.router.weight", one("mixer.gate.weight")),
+            Row("mlp.router.expert_bias", one("mixer.gate.e_score_correction_bias"), dtype=torch.float32),
+            *linear("mlp.experts.experts.linear_fc1.", one("mixer.experts.*.up_proj.")),
+            *linear("mlp.experts.experts.linear_fc2.", one("mixer.experts.*.down_proj.")),
+            *linear("mlp.shared_experts.linear_fc1.", one("mixer.shared_experts.up_proj.")),
+            *linear("mlp.shared_experts.linear_fc2.", one("mixer.shared_experts.down_proj.")),
+        ],
     }
     layers = [
         replace(row, layers=[n for n, letter in enumerate(config.hybrid_override_pattern or "") if letter == kind])
@@ -430,27 +442,6 @@ def _mixer(config: SSMConfig) -> list[Row]:
         ),
         *(Row(f"mixer.{name}", one(f"mixer.{name}")) for name in ("A_log", "D", "dt_bias", "norm.weight")),
         *linear("mixer.out_proj.", one("mixer.out_proj.")),
-    ]
-
-
-def _attention() -> list[Row]:
-    return [
-        *norm("self_attention.linear_qkv.layer_norm_", one("norm.")),
-        *linear("self_attention.linear_qkv.", qkv("mixer.q_proj.", "mixer.k_proj.", "mixer.v_proj.")),
-        *linear("self_attention.linear_proj.", one("mixer.o_proj.")),
-    ]
-
-
-def _experts() -> list[Row]:
-    """Routed experts without gates, and a shared expert."""
-    return [
-        *norm("pre_mlp_layernorm.", one("norm.")),
-        Row("mlp.router.weight", one("mixer.gate.weight")),
-        Row("mlp.router.expert_bias", one("mixer.gate.e_score_correction_bias"), dtype=torch.float32),
-        *linear("mlp.experts.experts.linear_fc1.", one("mixer.experts.*.up_proj.")),
-        *linear("mlp.experts.experts.linear_fc2.", one("mixer.experts.*.down_proj.")),
-        *linear("mlp.shared_experts.linear_fc1.", one("mixer.shared_experts.up_proj.")),
-        *linear("mlp.shared_experts.linear_fc2.", one("mixer.shared_experts.down_proj.")),
     ]
 
 
@@ -484,7 +475,15 @@ def _config_hybrid(hf: Config) -> SSMConfig:
     if activation not in _ACTIVATIONS:
         raise refusal(hf, "mlp_hidden_act", f"nemo2's hybrids support {', '.join(map(repr, _ACTIVATIONS))}")
     _any_step(hf)
-    pattern = _pattern(hf)
+    pattern = hf.get("hybrid_override_pattern")
+    if pattern is None:
+        kinds = hf.get("layers_block_type") or hf.get("layer_types") or []
+        pattern = "".join(_KINDS.get(kind, "?") for kind in kinds)
+        field = "layers_block_type"
+    else:
+        field = "hybrid_override_pattern"
+    if not pattern or set(pattern) - set(_LETTERS):
+        raise refusal(hf, field, "the layers of nemo2's hybrids are mixers, attention, feed-forward blocks and experts")
     width = hf.get("head_dim") or hf.get("attention_head_dim") or 128
     fields = {**read(hf, _HYBRID, only=_ONLY_HYBRID), "num_layers": len(pattern), "hybrid_override_pattern": pattern}
     fields |= _routing(hf) if "E" in pattern else {}
@@ -523,19 +522,6 @@ def _hf_config_hybrid(ours: SSMConfig) -> dict[str, Any]:
 
 def _heads(ours: SSMConfig) -> int:
     return ours.mamba_num_heads or 2 * ours.hidden_size // ours.mamba_head_dim
-
-
-def _pattern(hf: Config) -> str:
-    pattern = hf.get("hybrid_override_pattern")
-    if pattern is None:
-        kinds = hf.get("layers_block_type") or hf.get("layer_types") or []
-        pattern = "".join(_KINDS.get(kind, "?") for kind in kinds)
-        field = "layers_block_type"
-    else:
-        field = "hybrid_override_pattern"
-    if not pattern or set(pattern) - set(_LETTERS):
-        raise refusal(hf, field, "the layers of nemo2's hybrids are mixers, attention, feed-forward blocks and experts")
-    return pattern
 
 
 def _any_step(hf: Config) -> None:

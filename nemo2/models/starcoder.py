@@ -6,16 +6,18 @@ Sources: arXiv:2305.06161, table 1; the released config.json of bigcode/starcode
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, Optional
+from typing import Literal, Optional
 
 import torch.nn.functional as F
 
 from nemo2.config.capture import configurable
+from nemo2.models.conversion.decoder import decoder_conversion
 from nemo2.models.conversion.pieces import fused_qkv, one
-from nemo2.models.conversion.settings import Config, read, said, written
-from nemo2.models.conversion.table import Conversion, Row
+from nemo2.models.conversion.positions import UNROTATED
+from nemo2.models.conversion.settings import Translation
+from nemo2.models.conversion.table import Row
 from nemo2.models.gpt import GPTConfig, GPTModel
-from nemo2.models.gpt3 import WITHOUT_PREFIX, conv_fields, conv_rows, gelu_in, gelu_of
+from nemo2.models.gpt3 import WITHOUT_PREFIX, conv_fields, conv_rows, gelu
 
 
 @configurable
@@ -55,14 +57,6 @@ class StarcoderModel(GPTModel):
     """The LightningModule of StarCoder; see `GPTModel`."""
 
 
-_FIELDS = conv_fields()
-_ONLY = {
-    "model_type": "gpt_bigcode",
-    "scale_attn_weights": True,
-    "tie_word_embeddings": True,
-}
-
-
 def _rows(config: StarcoderConfig) -> list[Row]:
     """One key and value for all queries. If each head has its own, they are ordered as in Megatron-Core."""
     qkv = fused_qkv if config.num_query_groups == 1 else one
@@ -70,29 +64,21 @@ def _rows(config: StarcoderConfig) -> list[Row]:
     return conv_rows(config, *both, transposed=False)
 
 
-def _config(hf: Config) -> StarcoderConfig:
-    fields = read(hf, _FIELDS, only=_ONLY)
-    groups = 1 if hf.get("multi_query", True) else fields["num_attention_heads"]
-    return StarcoderConfig(**fields, **gelu_of(hf, default="gelu_pytorch_tanh"), num_query_groups=groups)
-
-
-def _hf_config(ours: StarcoderConfig) -> dict[str, Any]:
-    hf = {
-        **written(ours, _FIELDS, only=_ONLY),
-        "activation_function": gelu_in(ours, "gelu_pytorch_tanh"),
-        "embd_pdrop": ours.hidden_dropout,
-        "multi_query": ours.num_query_groups == 1,
-    }
-    return said(ours, hf, _config)
-
-
-STARCODER = Conversion(
-    architectures=("GPTBigCodeForCausalLM",),
-    model=StarcoderModel,
-    configs=(StarcoderConfig,),
+STARCODER = decoder_conversion(
+    "GPTBigCodeForCausalLM",
+    StarcoderModel,
+    StarcoderConfig,
     rows=_rows,
-    config=_config,
-    hf_config=_hf_config,
+    fields=conv_fields(),
+    only={"model_type": "gpt_bigcode", "scale_attn_weights": True, "tie_word_embeddings": True},
+    translations=[
+        gelu("gelu_pytorch_tanh"),
+        Translation(
+            lambda hf: {"num_query_groups": 1 if hf.get("multi_query", True) else hf["n_head"]},
+            lambda own: {"multi_query": own.num_query_groups == 1},
+        ),
+    ],
+    rotary=UNROTATED,
     biased=("add_bias_linear",),
     ignored=("*.attn.bias", "*.attn.masked_bias"),
     renamed=WITHOUT_PREFIX,

@@ -14,7 +14,15 @@ from nemo2.config.capture import configurable
 from nemo2.models.conversion.decoder import attention, decoder, decoder_conversion, feed_forward
 from nemo2.models.conversion.pieces import one
 from nemo2.models.conversion.positions import rope_fields, rope_of
-from nemo2.models.conversion.settings import Config, Field, decoder_fields, refusal, size_of, uniform_window, without
+from nemo2.models.conversion.settings import (
+    Config,
+    Field,
+    Translation,
+    decoder_fields,
+    refusal,
+    uniform_window,
+    without,
+)
 from nemo2.models.conversion.table import Row
 from nemo2.models.gpt import GPTConfig, GPTModel
 
@@ -96,15 +104,11 @@ def _rows(config: Starcoder2Config) -> list[Row]:
     return decoder(config, layer, norm_bias=True)
 
 
-def _ours(hf: Config) -> dict[str, Any]:
+def _check_dropout(hf: Config) -> dict[str, Any]:
     dropout = hf.get("residual_dropout", 0.0)
     if hf.get("embedding_dropout", 0.0) != dropout:
         raise refusal(hf, "embedding_dropout", f"nemo2's model needs residual_dropout's value, {dropout}")
-    return uniform_window(hf)
-
-
-def _theirs(ours: Starcoder2Config) -> dict[str, Any]:
-    return {"embedding_dropout": ours.hidden_dropout, "sliding_window": size_of(ours.window_size)}
+    return {}
 
 
 STARCODER2 = decoder_conversion(
@@ -127,7 +131,9 @@ STARCODER2 = decoder_conversion(
         Field("residual_dropout", "hidden_dropout", 0.0),
     ],
     only={"model_type": "starcoder2", "hidden_act": "gelu_pytorch_tanh", "use_bias": True},
-    ours=_ours,
-    theirs=_theirs,
+    translations=[
+        uniform_window(),
+        Translation(_check_dropout, lambda own: {"embedding_dropout": own.hidden_dropout}),
+    ],
     rotary=(lambda hf, _: {"rotary_base": rope_of(hf).theta}, lambda ours: rope_fields(ours.rotary_base)),
 )

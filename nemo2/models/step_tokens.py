@@ -77,13 +77,7 @@ def _counts(batch: Any, depth: int) -> Tensor | None:
     # Whole numbers for each micro-batch, as the loss counts them.
     counts = [mask.sum(), torch.full((), mask.numel(), device=mask.device)]
     counts.append(counts[1] if padding is None else (~padding.to(mask.device)).sum())
-    starts = _starts(batch, mask)
-    counts += [_with_one_ahead(mask, starts, distance + 1) for distance in range(depth)]
-    return torch.stack([count.to(torch.int64) for count in counts])
-
-
-def _starts(batch: Mapping[str, Any], mask: Tensor) -> Tensor:
-    """[rows, sequence]: whether a sequence starts at the token."""
+    # [rows, sequence]: whether a sequence starts at the token.
     starts = torch.zeros(mask.shape, dtype=torch.bool, device=mask.device)
     starts[:, 0] = True
     if batch.get("cu_seqlens") is not None:
@@ -91,7 +85,8 @@ def _starts(batch: Mapping[str, Any], mask: Tensor) -> Tensor:
         if batch.get("cu_seqlens_argmin") is not None:
             ends = ends[: int(batch["cu_seqlens_argmin"])]
         starts[:, ends[(ends >= 0) & (ends < mask.size(1))].long()] = True
-    return starts
+    counts += [_with_one_ahead(mask, starts, distance + 1) for distance in range(depth)]
+    return torch.stack([count.to(torch.int64) for count in counts])
 
 
 def _with_one_ahead(mask: Tensor, starts: Tensor, distance: int) -> Tensor:

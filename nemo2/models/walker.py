@@ -61,9 +61,9 @@ def linear_attention_layers(config: Any) -> list[bool]:
     frequency: Any = getattr(config, "linear_attention_freq", None)
     if getattr(config, "experimental_attention_variant", None) != "gated_delta_net":
         return [False] * layers
-    return (
-        [bool((index + 1) % frequency) for index in range(layers)] if isinstance(frequency, int) else _flags(frequency)
-    )
+    if isinstance(frequency, int):
+        return [bool((index + 1) % frequency) for index in range(layers)]
+    return list(map(bool, frequency))
 
 
 class _Reader:
@@ -114,7 +114,9 @@ class _Reader:
         layers, frequency = self.config.num_layers, self("moe_layer_freq", 1)
         if not self("num_moe_experts"):
             return [False] * layers
-        return [index % frequency == 0 for index in range(layers)] if isinstance(frequency, int) else _flags(frequency)
+        if isinstance(frequency, int):
+            return [index % frequency == 0 for index in range(layers)]
+        return list(map(bool, frequency))
 
     def hybrid(self, kind: str) -> Part:
         """A layer of a hybrid, which has one part."""
@@ -302,10 +304,6 @@ class _Reader:
     def norm(self, width: int) -> int:
         unbiased = self("normalization", "LayerNorm") == "RMSNorm" or not self("layernorm_bias", True)
         return width if unbiased else 2 * width
-
-
-def _flags(pattern: Sequence[int]) -> list[bool]:
-    return [bool(flag) for flag in pattern]
 
 
 def _below(prefix: str, part: Part) -> Part:

@@ -288,7 +288,13 @@ class FabricMegatronStrategy(DDPStrategy):
         self.training.load_model_state_dict(loaded, strict=strict)
         _progress(self.trainer).total.completed = (loaded.get("nemo2") or {}).get("global_step", 0)
         if _has_optimizer(state):
-            self._restore_schedules(loaded.get("lr_schedulers"))
+            # None in checkpoints of earlier versions, whose schedules go on at the number of steps.
+            saved = loaded.get("lr_schedulers")
+            for index, config in enumerate(self.training.lr_scheduler_configs):
+                if saved is None:
+                    config.scheduler.step(self.trainer.global_step)  # pyright: ignore[reportCallIssue]
+                else:
+                    config.scheduler.load_state_dict(saved[index])
         own = dict(loaded.get("fabric") or {})
         for name in [name for name in own if name in state]:
             if hasattr(state[name], "load_state_dict"):
@@ -297,14 +303,6 @@ class FabricMegatronStrategy(DDPStrategy):
             else:
                 state[name] = own.pop(name)
         return own
-
-    def _restore_schedules(self, saved: Optional[list[dict[str, Any]]]) -> None:
-        """``saved``: None in checkpoints of earlier versions, whose schedules go on at the number of steps."""
-        for index, config in enumerate(self.training.lr_scheduler_configs):
-            if saved is None:
-                config.scheduler.step(self.trainer.global_step)  # pyright: ignore[reportCallIssue]
-            else:
-                config.scheduler.load_state_dict(saved[index])
 
     def start_from(self, path: Union[str, Path]) -> None:
         """Load weights only, from a checkpoint of nemo2 or NeMo, or from released weights.

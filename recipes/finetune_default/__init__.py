@@ -7,15 +7,13 @@ from typing import Any, Optional, Union
 import lightning.pytorch as pl
 
 from nemo2.config import Config, Partial
+from nemo2.recipes import _assembler
 
 TRAINER_SETTINGS: Mapping[str, Any] = {
-    # "auto" trains on GPUs if there are any and on the CPU elsewhere. NeMo's recipes have "gpu".
-    "accelerator": "auto",
-    "accumulate_grad_batches": 1,
+    **_assembler.TRAINER_SETTINGS,
     "limit_test_batches": None,
     "limit_val_batches": None,
     "log_every_n_steps": 1,
-    "use_distributed_sampler": False,
     "val_check_interval": 30,
 }
 """Trainer settings of all fine-tuning recipes: the whole validation set every 30 steps. Source: NeMo 2.0."""

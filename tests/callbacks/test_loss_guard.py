@@ -7,6 +7,7 @@ from typing import Any
 import lightning.pytorch as pl
 import pytest
 
+import nemo2 as nl
 from nemo2.callbacks import LossGuard
 from nemo2.errors import RuntimeFault
 from support import small_runs
@@ -42,7 +43,7 @@ class Disturb(pl.Callback):
 
 
 def run(
-    guard: LossGuard, *more: Any, steps: int = 4, **disturb: Any
+    guard: LossGuard, *more: Any, steps: int = 4, precision: Any = "32", **disturb: Any
 ) -> tuple[list[float], list[int], str, list[float]]:
     """Digests of the parameters after each step, the steps skipped, how it ended, and the learning rates."""
     from megatron.core.distributed import DistributedDataParallelConfig
@@ -52,7 +53,8 @@ def run(
         model = small_runs.build_llama(schedule=small_runs.cosine(10))
         # The gradients are checked as by all shipped recipes.
         checked = DistributedDataParallelConfig(check_for_nan_in_grad=True)
-        small_runs.fit(model, max_steps=steps, callbacks=[disturbing, guard, *more], ddp=checked)
+        callbacks = [disturbing, guard, *more]
+        small_runs.fit(model, max_steps=steps, callbacks=callbacks, ddp=checked, precision=precision)
     except RuntimeFault as error:
         return disturbing.digests, guard.skipped, str(error), disturbing.rates
     return disturbing.digests, guard.skipped, "", disturbing.rates
@@ -70,6 +72,8 @@ def guarded(directory: str) -> dict[str, Any]:
     found["gradients"] = run(LossGuard(on_nonfinite="skip"), gradients=3)
     found["spike"] = run(LossGuard(on_spike="skip", window=2), losses={3: 1e3})
     found["too many"] = run(LossGuard(on_nonfinite="skip", max_skips=1), losses={2: NAN, 3: NAN})
+    overflowing = nl.MegatronMixedPrecision("16-mixed", fp16_initial_loss_scale=2.0**24, fp16_hysteresis=1)
+    found["fp16"] = run(LossGuard(on_nonfinite="skip", max_skips=1), steps=20, precision=overflowing)
     found["parameters"] = run(LossGuard(), keep("parameters"), parameters=2)
     found["left"] = {
         name: [manifest.step for _, manifest in finished(Path(directory) / name)] for name in ("stop", "parameters")
@@ -99,6 +103,12 @@ def test_a_skipped_step_changes_no_parameter_and_the_next_one_does(found, name):
     assert digests[2] == digests[1]
     assert digests[3] != digests[2]
     assert rates == [*found["undisturbed"][3][:3], found["undisturbed"][3][2]], "the schedule waits too"
+
+
+def test_gradients_that_overflow_under_a_loss_scale_are_the_scalers(found):
+    digests, skipped, ended, _ = found["fp16"]
+    assert ended == "" and skipped == []
+    assert digests[0] == digests[1] != digests[-1], "the scale was too large in the first steps only"
 
 
 def test_too_many_skips_in_a_row_end_the_run(found):

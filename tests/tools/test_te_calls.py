@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every call into Transformer Engine is in the tables, has a row on the page, and a test that exists."""
+"""Every call into Transformer Engine is in the tables, and the page is written from them."""
 
 from pathlib import Path
 from typing import Any
@@ -36,9 +36,8 @@ def test_the_page_is_written_from_the_tables():
     assert te_calls.PAGE.read_text() == te_calls.page(), "run make fmt"
 
 
-def test_every_call_of_megatron_core_and_ours_was_measured_and_is_in_one_group():
+def test_every_call_of_megatron_core_and_ours_was_measured():
     assert len(CALLS) > 40 and CALLS.keys() <= NEWEST.keys(), sorted(CALLS.keys() - NEWEST.keys())
-    assert all(te_calls.group_of(name) for name in NEWEST)
 
 
 def test_what_is_passed_is_a_parameter_of_some_version():
@@ -56,14 +55,6 @@ ASKED_FIRST = {
     "transformer_engine.pytorch.fp8.FP8GlobalStateManager.add_fp8_tensors_to_global_buffer(fp8_weights)",
 }
 """Megatron-Core passes the first from 2.3 on, where the function has moved, and the second before 1.13."""
-
-
-ROWS = [*te_calls.GROUPS, *te_calls.BEHAVIOURS, *te_calls.STEPS, *te_calls.SIZES, *te_calls.CAPTURES, *te_calls.LATER]
-
-
-def test_each_row_names_a_test_that_exists():
-    for path, _, name in {row.test.partition("::") for row in ROWS}:
-        assert (f"def {name}(" if name else "def test_") in (te_calls.ROOT / path).read_text(), path
 
 
 @pytest.mark.parametrize("recipe", CLASS_OF)

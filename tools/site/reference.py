@@ -18,112 +18,52 @@ Names = dict[str, str]
 
 @dataclass(frozen=True)
 class Door:
-    """A package whose names are documented on a page of their own. ``intro`` says what it is for."""
+    """A package whose names are documented on a page. ``intro`` says what it is for."""
 
     package: str
     page: str
-    title: str
     intro: str
-    names: tuple[str, ...] = ()
-    """The documented names of a package without a list of public names."""
+    title: str = ""
+    """The package's name, unless it is said."""
+    modules: tuple[str, ...] = ()
+    """The modules whose names are documented, of a package without a list of public names. Empty: the package itself."""
     first: tuple[str, ...] = ()
     """Names that the page begins with."""
 
 
+_OPTIM = tuple(f"nemo2.mcore.optim.{name}" for name in ("lr_scheduler", "pytorch", "distributed_fused_adam"))
+_ENTRY_POINTS = ("pretrain", "finetune", "train", "validate", "generate", "evaluate", "import_ckpt", "export_ckpt")
 DOORS = (
-    Door(
-        "nemo2", "training", "nemo2", "`import nemo2 as nl`: trainer, strategies, precision, checkpoints and logging."
-    ),
+    Door("nemo2", "training", "`import nemo2 as nl`: trainer, strategies, precision, checkpoints and logging."),
     Door(
         "nemo2.models",
         "models",
-        "Models",
         "Model classes, and a config class for each size. `nemo2.llm` exports them too.",
+        "Models",
     ),
-    Door(
-        "nemo2.data",
-        "data",
-        "nemo2.data",
-        "Data modules, datasets and tokenizers. `nemo2.llm` exports the data modules too.",
-    ),
+    Door("nemo2.data", "data", "Data modules, datasets and tokenizers. `nemo2.llm` exports the data modules too."),
     Door(
         "nemo2.llm",
         "llm",
-        "nemo2.llm",
         "`from nemo2 import llm`: functions that train, evaluate, convert and serve models.",
-        first=("pretrain", "finetune", "train", "validate", "generate", "evaluate", "import_ckpt", "export_ckpt"),
+        first=_ENTRY_POINTS,
     ),
-    Door("nemo2.llm.io", "llm", "nemo2.llm.io", "`nl.io`: objects that record their arguments.", ("nemo2.llm.io",)),
-    Door(
-        "nemo2.llm.fn",
-        "llm",
-        "nemo2.llm.fn",
-        "`llm.fn`: functions that visit the modules of a model.",
-        ("nemo2.llm.fn",),
-    ),
-    Door(
-        "nemo2.callbacks",
-        "callbacks",
-        "nemo2.callbacks",
-        "Callbacks. Add one to a recipe with `recipe.trainer.callbacks.append(...)`.",
-    ),
-    Door(
-        "nemo2.mcore.optim",
-        "optim",
-        "nemo2.mcore.optim",
-        "Learning-rate schedules and optimizers.",
-        (
-            "nemo2.mcore.optim.lr_scheduler",
-            "nemo2.mcore.optim.pytorch",
-            "nemo2.mcore.optim.distributed_fused_adam",
-        ),
-    ),
-    Door(
-        "nemo2.models.peft", "peft", "nemo2.models.peft", "LoRA, DoRA and related methods. `llm.peft` exports them too."
-    ),
-    Door(
-        "nemo2.mcore.overlap",
-        "overlap",
-        "nemo2.mcore.overlap",
-        "Settings that overlap communication with computation.",
-    ),
-    Door("nemo2.launch", "launch", "nemo2.launch", "Functions that start a recipe on this machine or a cluster."),
-    Door("nemo2.plugins", "plugins", "nemo2.plugins", "Plugins that edit a recipe and its executor together."),
-    Door("nemo2.training.run_dir", "run_dir", "nemo2.training.run_dir", "Classes that write and read a run directory."),
-    Door(
-        "nemo2.config",
-        "config",
-        "nemo2.config",
-        "The tree of settings: functions that build, edit, compare, save and load it.",
-    ),
-    Door(
-        "nemo2.mcore.settle",
-        "settle",
-        "nemo2.mcore.settle",
-        "Functions that compute a recipe's settings on a machine.",
-    ),
-    Door(
-        "nemo2.preflight.explain",
-        "settle",
-        "nemo2.preflight.explain",
-        "Functions that report the origin of each setting.",
-    ),
-    Door("nemo2.base.backend", "settle", "nemo2.base.backend", "The devices of a process."),
-    Door(
-        "nemo2.preflight.rehearse",
-        "rehearse",
-        "nemo2.preflight.rehearse",
-        "Rehearsals: jobs of any size, run on meta tensors.",
-        ("nemo2.preflight.rehearse",),
-    ),
-    Door(
-        "nemo2.preflight.planner",
-        "planner",
-        "nemo2.preflight.planner",
-        "Predictions of a job's memory and time by formula.",
-        ("nemo2.preflight.planner",),
-    ),
-    Door("nemo2.errors", "errors", "Errors", "The errors that nemo2 raises.", ("nemo2.errors",)),
+    Door("nemo2.llm.io", "llm", "`nl.io`: objects that record their arguments."),
+    Door("nemo2.llm.fn", "llm", "`llm.fn`: functions that visit the modules of a model."),
+    Door("nemo2.callbacks", "callbacks", "Callbacks. Add one to a recipe with `recipe.trainer.callbacks.append(...)`."),
+    Door("nemo2.mcore.optim", "optim", "Learning-rate schedules and optimizers.", modules=_OPTIM),
+    Door("nemo2.models.peft", "peft", "LoRA, DoRA and related methods. `llm.peft` exports them too."),
+    Door("nemo2.mcore.overlap", "overlap", "Settings that overlap communication with computation."),
+    Door("nemo2.launch", "launch", "Functions that start a recipe on this machine or a cluster."),
+    Door("nemo2.plugins", "plugins", "Plugins that edit a recipe and its executor together."),
+    Door("nemo2.training.run_dir", "run_dir", "Classes that write and read a run directory."),
+    Door("nemo2.config", "config", "The tree of settings: functions that build, edit, compare, save and load it."),
+    Door("nemo2.mcore.settle", "settle", "Functions that compute a recipe's settings on a machine."),
+    Door("nemo2.preflight.explain", "settle", "Functions that report the origin of each setting."),
+    Door("nemo2.base.backend", "settle", "The devices of a process."),
+    Door("nemo2.preflight.rehearse", "rehearse", "Rehearsals: jobs of any size, run on meta tensors."),
+    Door("nemo2.preflight.planner", "planner", "Predictions of a job's memory and time by formula."),
+    Door("nemo2.errors", "errors", "The errors that nemo2 raises.", "Errors"),
 )
 """In the order in which a name that several have is documented: the first has it."""
 
@@ -136,7 +76,7 @@ def pages() -> dict[str, str]:
     told: dict[str, str] = {}
     for door in DOORS:
         lines = written.setdefault(door.page, [])
-        lines += [f"{'##' if lines else '#'} {door.title}", "", door.intro, ""]
+        lines += [f"{'##' if lines else '#'} {door.title or door.package}", "", door.intro, ""]
         for name, home in public_names(door).items():
             if f"{home}.{name}" not in told:
                 told[f"{home}.{name}"] = f"{door.page}.md#{door.package}.{name}"
@@ -154,9 +94,9 @@ def pages() -> dict[str, str]:
 
 def public_names(door: Door) -> Names:
     """The classes and functions that a door offers, with the module that each is defined in. Modules are doors themselves."""
-    if door.names:
-        return {name: home for module in door.names for name, home in _defined_in(module)}
     stub = ROOT.joinpath(*door.package.split(".")) / "__init__.pyi"
+    if not stub.is_file():
+        return {name: home for module in door.modules or (door.package,) for name, home in _defined_in(module)}
     names = dict.fromkeys([*door.first, *stub_homes(stub.read_text())])
     values = {name: getattr(import_module(door.package), name) for name in names}
     return {name: value.__module__ for name, value in values.items() if not inspect.ismodule(value)}

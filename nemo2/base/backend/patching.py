@@ -94,7 +94,8 @@ class Patcher:
                 value = replaced[id(value)][1]
             return value if choose is None else choose(value)
 
-        for module in self._modules():
+        prefixes = tuple(f"{package}." for package in self._rebind_in)
+        for module in [module for name, module in list(sys.modules.items()) if module and name.startswith(prefixes)]:
             classes = self._rebind(module, current)
             for defined in classes if choose is not None else ():
                 self._rebind(defined, current)
@@ -115,10 +116,6 @@ class Patcher:
             if (chosen := current(value)) is not value:
                 self._set(owner, name, chosen)
         return [value for value in values.values() if isinstance(value, type) and value.__module__ == owner.__name__]
-
-    def _modules(self) -> list[Any]:
-        prefixes = tuple(f"{package}." for package in self._rebind_in)
-        return [module for name, module in list(sys.modules.items()) if module and name.startswith(prefixes)]
 
     def _set(self, owner: Any, name: str, value: Any) -> None:
         # vars() and not getattr(), so that a staticmethod comes back as one.

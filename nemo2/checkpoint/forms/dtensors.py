@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checkpoints of parameters that torch has sharded: with ``fully_shard`` or with FullyShardedDataParallel."""
 
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import nn
@@ -69,13 +70,12 @@ class DTensorForm(PieceForm):
         }
 
 
+@dataclass(eq=False)
 class FlatForm(DTensorForm):
     """The form for parameters that torch's FullyShardedDataParallel has flattened into one vector per block. Torch returns
     copies of them, which are written back after they are read."""
 
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
-        self._states: tuple[Any, Any] = ({}, {})
+    _states: tuple[Any, Any] = field(default_factory=lambda: ({}, {}), init=False)
 
     def model_state(self) -> dict[str, Held]:
         state = get_model_state_dict(self._wrapped)

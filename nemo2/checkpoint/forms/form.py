@@ -5,7 +5,7 @@ import functools
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import asdict
+from dataclasses import KW_ONLY, asdict, dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Literal, Optional, Protocol, Union
@@ -57,33 +57,25 @@ class Owner(Protocol):
     def start_from_released(self, path: str) -> None: ...
 
 
+@dataclass(eq=False)
 class Form(ABC):
-    """Base class of forms.
+    """Base class of forms."""
 
-    Args:
-        owner: The strategy.
-        load_optimizer, save_optimizer: Whether the optimizer's state is loaded, or saved.
-        load_main_params: Whether only the fp32 parameters of the optimizer's state are loaded.
-        part: The saved part of the model: "trained" parameters, or those that a function selects by their full names as
-            a transform sees them (``decoder.layers.3.mlp.linear_fc1.weight``). None: all of it.
-    """
+    owner: Owner
+    """The strategy."""
+    _: KW_ONLY
+    load_optimizer: bool
+    """Whether the optimizer's state is loaded."""
+    save_optimizer: bool
+    """Whether the optimizer's state is saved."""
+    load_main_params: bool = False
+    """Whether only the fp32 parameters of the optimizer's state are loaded."""
+    part: Optional[Part] = None
+    """The saved part of the model: "trained" parameters, or those that a function selects by their full names as a transform
+    sees them (``decoder.layers.3.mlp.linear_fc1.weight``). None: all of it."""
 
-    def __init__(
-        self,
-        owner: Owner,
-        *,
-        load_optimizer: bool,
-        save_optimizer: bool,
-        load_main_params: bool = False,
-        part: Optional[Part] = None,
-    ) -> None:
-        self.owner = owner
-        self.part = part
-        self._read_base: Optional[Union[Path, str]] = None
-        self._reads_the_rest = False
-        self.load_optimizer = load_optimizer
-        self.save_optimizer = save_optimizer
-        self.load_main_params = load_main_params
+    _read_base: Optional[Union[Path, str]] = field(default=None, init=False)
+    _reads_the_rest: bool = field(default=False, init=False)
 
     # ------------------------------------------------------------------------------------------------------ saving
 

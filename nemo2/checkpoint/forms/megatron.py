@@ -3,6 +3,7 @@
 
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Optional, cast
 
@@ -15,7 +16,7 @@ from torch import Tensor
 from nemo2.base import ranks
 from nemo2.base.names import listed
 from nemo2.checkpoint.directory import Manifest, read_manifest
-from nemo2.checkpoint.forms.form import Form, Owner, paddings
+from nemo2.checkpoint.forms.form import Form, paddings
 from nemo2.checkpoint.io import MegatronCheckpointIO, weights_dir
 from nemo2.checkpoint.untrusted import read_metadata
 from nemo2.errors import CheckpointError
@@ -36,22 +37,15 @@ _MAY_BE_INCOMPLETE = ("log_unexpected", "log_all", "return_unexpected", "return_
 initial values."""
 
 
+@dataclass(eq=False, kw_only=True)
 class MegatronForm(Form):
-    """Megatron-Core's sharded state, written by `MegatronCheckpointIO` or the user's own checkpoint IO.
+    """Megatron-Core's sharded state, written by `MegatronCheckpointIO` or the user's own checkpoint IO."""
 
-    Args:
-        strictness: The name of one of Megatron-Core's ``StrictHandling`` values. None: a tensor that the model has and
-            the checkpoint lacks is an error.
-        fully_reshardable: Shard the optimizer's state so that any layout can read it. False: only the same layout can.
-        options: As in `Form`.
-    """
-
-    def __init__(
-        self, owner: Owner, *, strictness: Optional[str] = None, fully_reshardable: bool = True, **options: Any
-    ) -> None:
-        super().__init__(owner, **options)
-        self.strictness = strictness
-        self.fully_reshardable = fully_reshardable
+    strictness: Optional[str] = None
+    """The name of one of Megatron-Core's ``StrictHandling`` values. None: a tensor that the model has and the checkpoint
+    lacks is an error."""
+    fully_reshardable: bool = True
+    """Shard the optimizer's state so that any layout can read it. False: only the same layout can."""
 
     @property
     def metadata(self) -> dict[str, Any]:

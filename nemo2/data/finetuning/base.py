@@ -337,7 +337,8 @@ class SampleDataModule(MegatronDataModule):
         # Pipeline stages, and experts that receive tokens of other replicas, must know the length beforehand.
         fixed = self.packed or self.settings.pad_to_max_length or sizes["pp"] > 1 or sizes["ep"] > 1 or self._captured
         if self.pad_cu_seqlens:
-            most_ends = 1 + max((fullness.most for fullness in self.fullness.values()), default=0) or None
+            # The rows of a stream aren't known beforehand, but none has more samples than tokens.
+            most_ends = 1 + max((fullness.most for fullness in self.fullness.values()), default=self.seq_length)
         return Collate(
             pad_id=self._pad_id,
             length=self.seq_length if fixed else None,

@@ -501,7 +501,10 @@ class ChatEncoder(Encoder):
         """
         runs = list(_runs(trained))
         behind_last = ids[runs[-1][1]] if runs[-1][1] < len(ids) else None
-        opening = self._opening(ids)
+        # The token that begins a message: the first special one, except for one that begins or ends a text.
+        eos, bos = self.tokenizer.eos_id, self.tokenizer.bos_id
+        texts = {eos, bos} if ids.count(bos) < 2 else {eos}
+        opening = next((token for token in ids if token in self._special and token not in texts), None)
         for start, whole_end in runs:
             end = self._before_opening(ids, start, whole_end, opening)
             trained[end:whole_end] = [False] * (whole_end - end)
@@ -514,12 +517,6 @@ class ChatEncoder(Encoder):
                     trained.append(True)
             elif ids[end] in self._special and (not self._has_blocks or ids[end] == behind_last):
                 trained[end] = True
-
-    def _opening(self, ids: Sequence[int]) -> Optional[int]:
-        """The token that begins a message: the first special one, except for one that begins or ends a text."""
-        eos, bos = self.tokenizer.eos_id, self.tokenizer.bos_id
-        texts = {eos, bos} if ids.count(bos) < 2 else {eos}
-        return next((token for token in ids if token in self._special and token not in texts), None)
 
     def _before_opening(self, ids: Sequence[int], start: int, end: int, opening: Optional[int]) -> int:
         """The end of a turn without ``opening`` and the special tokens behind it, where one stands before it."""

@@ -84,7 +84,9 @@ class FieldsEncoder(Encoder):
         """The record's encoder, and the fields with text that no sample shows: such fields, and descriptions."""
         if not isinstance(record, Mapping):
             raise Malformed(f"a {type(record).__name__}, not a record with named fields")
-        fitting = [form for form in FORMS if _fits(form, record)]
+        fitting = [
+            form for form in FORMS if form.answer in record and (form.question is None or form.question in record)
+        ]
         form = next((form for form in fitting if form.extra in record), fitting[0] if fitting else None)
         if form is None:
             fields = ", ".join(map(str, list(record)[:8])) or "none"
@@ -125,10 +127,6 @@ class FieldsEncoder(Encoder):
                 truncation_field=form.extra if with_extra else form.question,
             )
         return self._encoders[key]
-
-
-def _fits(form: Form, record: Mapping[str, Any]) -> bool:
-    return form.answer in record and (form.question is None or form.question in record)
 
 
 def _lost(value: Any, answer: Any) -> Optional[str]:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`HFDatasetDataModule`: fine-tunes on a ``datasets`` object, a folder of tables or JSON lines, or plain lists."""
 
+import copy
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -314,7 +315,8 @@ class HFDatasetDataModule(SampleDataModule):
 
 
 def _changed(function: Callable[[Any], Any], dropped: frozenset[str], record: Any) -> Any:
-    changed = function(record)
+    # A copy, because a function may change its record in place, and records in memory are read more than once.
+    changed = function(copy.deepcopy(record))
     if not isinstance(record, dict) or not isinstance(changed, dict):
         return changed
     return {name: value for name, value in record.items() if name not in dropped} | changed

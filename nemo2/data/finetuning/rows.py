@@ -19,8 +19,6 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from nemo2.data.finetuning.sample import Sample
-
 Arrays = tuple[np.ndarray, np.ndarray]
 """The ids and flags of one sample."""
 
@@ -83,11 +81,6 @@ def row_of(arrays: Sequence[Arrays], *, align: int = 1, pad_id: int = 0, packed:
     if packed:
         row["cu_seqlens"] = torch.tensor(ends, dtype=torch.int32)
     return row
-
-
-def arrays_of(sample: Sample) -> Arrays:
-    """The sample in the form that `row_of` takes."""
-    return np.asarray(sample.ids, np.int64), np.asarray(sample.trained, np.bool_)
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from torch.utils.data import IterableDataset
 from nemo2.data.batch_sampler import share_of
 from nemo2.data.finetuning.encode import BadRecords, Limits, Report, encode_all
 from nemo2.data.finetuning.packing import pack
-from nemo2.data.finetuning.rows import Arrays, arrays_of, row_of
+from nemo2.data.finetuning.rows import Arrays, row_of
 from nemo2.data.finetuning.sample import Encoder
 from nemo2.data.finetuning.sources import Source
 from nemo2.errors import DataError
@@ -100,7 +100,8 @@ def streamed_rows(
     """
     report = Report()
     bad = BadRecords(limits, report)
-    samples = (arrays_of(one) for one in encode_all(source.records(bad), encoder, limits=limits, bad=bad))
+    encoded = encode_all(source.records(bad), encoder, limits=limits, bad=bad)
+    samples = ((np.asarray(one.ids, np.int64), np.asarray(one.trained, np.bool_)) for one in encoded)
     for block, held in enumerate(iter(lambda: list(islice(samples, BUFFER)), [])):
         yield from _of_block(held, capacity, align, pad_id, None if seed is None else (seed, number, block))
     if report.places:

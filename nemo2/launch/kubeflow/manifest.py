@@ -67,7 +67,16 @@ def train_job(
         executor.volumes.append(_SHARED_MEMORY)
         executor.volume_mounts.append({"name": _SHARED_MEMORY["name"], "mountPath": "/dev/shm"})
     executor.pod_spec_overrides = {"terminationGracePeriodSeconds": GRACE_SECONDS, **executor.pod_spec_overrides}
-    body = executor.get_job_body(name, _command(recipe))
+    files = rank_files(recipe)
+    arguments = [files.get(name, "") for name in RANK_FILES]
+    for what, argument in zip(("recipe", "recipe", "launching script"), arguments, strict=True):
+        if len(argument.encode()) > _MOST_BYTES:
+            raise ConfigError(
+                f"The {what} has {len(argument.encode()) // 1024} KiB, but a pod's command can have only "
+                f"{_MOST_BYTES // 1024}. Put long lists into files in the image or on a volume, and name the file in "
+                "the recipe."
+            )
+    body = executor.get_job_body(name, ["python3", "-m", "nemo2.launch.kubeflow.pod", *arguments])
     if form == "runtimePatches":
         body["spec"]["runtimePatches"] = [_patch(one) for one in body["spec"].pop("podTemplateOverrides", [])]
     return body
@@ -99,19 +108,6 @@ def own_modules(recipe: Any) -> list[str]:
         if any(str(Path(file).resolve()).startswith(f"{folder}/") for folder in folders):
             own.append(module)
     return own
-
-
-def _command(recipe: Any) -> list[str]:
-    files = rank_files(recipe)
-    arguments = [files.get(name, "") for name in RANK_FILES]
-    for what, argument in zip(("recipe", "recipe", "launching script"), arguments, strict=True):
-        if len(argument.encode()) > _MOST_BYTES:
-            raise ConfigError(
-                f"The {what} has {len(argument.encode()) // 1024} KiB, but a pod's command can have only "
-                f"{_MOST_BYTES // 1024}. Put long lists into files in the image or on a volume, and name the file in "
-                "the recipe."
-            )
-    return ["python3", "-m", "nemo2.launch.kubeflow.pod", *arguments]
 
 
 def _patch(override: Mapping[str, Any]) -> dict[str, Any]:

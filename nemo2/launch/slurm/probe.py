@@ -73,7 +73,13 @@ def add_up(seconds: float) -> dict:
         gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
         if gpus:
             torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % gpus)
-        _take_interface()
+        try:
+            from nemo2.launch.rank import INTERFACE_VARIABLE, interface_towards
+
+            if interface := interface_towards(os.environ.get("MASTER_ADDR")):
+                os.environ.setdefault(INTERFACE_VARIABLE, interface)
+        except ImportError:
+            pass
         dist.init_process_group("nccl" if gpus else "gloo", timeout=timedelta(seconds=seconds))
         one = torch.ones(1, device="cuda" if gpus else "cpu")
         dist.all_reduce(one)
@@ -82,16 +88,6 @@ def add_up(seconds: float) -> dict:
         return {"sum": total, "seconds": round(time.monotonic() - started, 1)}
     except Exception as error:
         return {"sum": None, "error": f"{type(error).__name__}: {_first_line(error)}"}
-
-
-def _take_interface() -> None:
-    try:
-        from nemo2.launch.rank import INTERFACE_VARIABLE, interface_towards
-
-        if interface := interface_towards(os.environ.get("MASTER_ADDR")):
-            os.environ.setdefault(INTERFACE_VARIABLE, interface)
-    except ImportError:
-        pass
 
 
 def main() -> None:

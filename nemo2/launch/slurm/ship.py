@@ -38,7 +38,10 @@ def ship(
         ConfigError: the code is too large for every launch, or "commit" outside a repository.
     """
     target.mkdir(parents=True)
-    root = _repository(source)
+    try:
+        root = Path(_git(source, "rev-parse", "--show-toplevel").strip())
+    except (OSError, subprocess.CalledProcessError):
+        root = None
     description: dict[str, Any] = {"from": str(source), "code": "packager" if packager is not None else code}
     if packager is not None:
         _unpack(packager.package(source, str(target.parent), "code"), target)
@@ -135,13 +138,6 @@ def _unpack(archive: Any, target: Path) -> None:
         with tarfile.open(archive) as tar:
             tar.extractall(target, filter="data")
         Path(archive).unlink()
-
-
-def _repository(source: Path) -> Optional[Path]:
-    try:
-        return Path(_git(source, "rev-parse", "--show-toplevel").strip())
-    except (OSError, subprocess.CalledProcessError):
-        return None
 
 
 def _git(source: Path, *arguments: str) -> str:

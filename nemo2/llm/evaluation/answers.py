@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stores a model's answers to the requests of tasks during an evaluation, so that an interrupted evaluation can resume.
+"""Distributes an evaluation's requests over the data-parallel replicas of a model, and stores the answers to those of tasks, so
+that an interrupted evaluation can resume.
 
 Rank 0 reads and writes the file, which has one line of JSON per answer. Every rank starts with the file's contents, so
 all ranks send the same requests to the model.
@@ -9,13 +10,16 @@ import hashlib
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any, Optional, TypeVar
+
+from megatron.core import parallel_state
 
 from nemo2.base import ranks
 from nemo2.base.files import open_to_write
 from nemo2.errors import RuntimeFault
-from nemo2.llm.evaluation.replicas import shared
 
+_T = TypeVar("_T")
+_R = TypeVar("_R")
 _CHUNK = 64
 """The number of requests that each replica answers between two writes."""
 
@@ -45,7 +49,12 @@ class Answers:
         waiting = sorted(open_, key=lambda key: len(repr(open_[key])))
         for start in range(0, len(waiting), self.chunk):
             now = waiting[start : start + self.chunk]
-            self._keep(dict(zip(now, shared([open_[key] for key in now], answer), strict=True)))
+            answers = dict(zip(now, shared([open_[key] for key in now], answer), strict=True))
+            self.known |= answers
+            if self.file is not None and ranks.is_rank_zero():
+                self.file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+                with open(self.file, "a", encoding="utf-8", opener=open_to_write) as lines:
+                    lines.writelines(json.dumps([key, value]) + "\n" for key, value in answers.items())
             self.on_progress()
         return [self.known[key] for key in keys]
 
@@ -54,12 +63,19 @@ class Answers:
         if self.file is not None and ranks.is_rank_zero():
             self.file.unlink(missing_ok=True)
 
-    def _keep(self, answers: dict[str, Any]) -> None:
-        self.known |= answers
-        if self.file is not None and ranks.is_rank_zero():
-            self.file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            with open(self.file, "a", encoding="utf-8", opener=open_to_write) as lines:
-                lines.writelines(json.dumps([key, value]) + "\n" for key, value in answers.items())
+
+def shared(items: Sequence[_T], answer: Callable[[Sequence[_T]], Sequence[_R]]) -> list[_R]:
+    """The answers to ``items``, in order, on every rank. One replica computes each answer.
+
+    With expert parallelism the replicas share their experts and must run together, so every replica computes all answers.
+    """
+    replicas = parallel_state.get_data_parallel_world_size()
+    if replicas == 1 or parallel_state.get_expert_model_parallel_world_size() > 1:
+        return list(answer(items)) if items else []
+    rank = parallel_state.get_data_parallel_rank()
+    mine = list(items[rank::replicas])
+    parts = ranks.gather(list(answer(mine)) if mine else [], group=parallel_state.get_data_parallel_group())
+    return [parts[place % replicas][place // replicas] for place in range(len(items))]
 
 
 def _read(file: Path) -> dict[str, Any]:

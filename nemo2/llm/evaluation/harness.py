@@ -3,7 +3,7 @@
 log-probabilities and texts.
 
 Every rank must call `evaluate_tasks` with the same arguments. Data-parallel replicas share the requests
-(`nemo2.llm.evaluation.replicas`).
+(`nemo2.llm.evaluation.answers`).
 """
 
 import importlib.util

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Optional
 
 from nemo2.errors import ConfigError, DataError
-from nemo2.llm.evaluation.replicas import shared
+from nemo2.llm.evaluation.answers import shared
 from nemo2.models.scoring import Pair, Score, score
 
 

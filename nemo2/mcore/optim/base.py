@@ -2,11 +2,14 @@
 """Optimizers and their schedules as objects of a recipe, separate from the model."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any, Optional
 
 import lightning.pytorch as pl
+from torch.nn import Parameter
 from torch.optim import Optimizer
 
+from nemo2.errors import ConfigError
 from nemo2.mcore.optim.lr_scheduler import LRSchedulerModule
 
 NONFINITE_ADVICE = (
@@ -14,6 +17,22 @@ NONFINITE_ADVICE = (
     "If the error recurs, lower optim.config.lr, lengthen the warm-up or set optim.config.clip_grad. To skip such steps, "
     "add the callback LossGuard(on_nonfinite='skip'). To find the operation, set trainer.detect_anomaly=True."
 )
+
+
+ParamCondition = Callable[[str, Parameter], bool]
+
+
+def check_lr_mult(lr_mult: float, scale_lr_cond: Optional[ParamCondition], rate: str) -> None:
+    """Check the two settings that scale some learning rates. ``rate`` names the setting of the learning rate.
+
+    Raises:
+        ConfigError: ``lr_mult`` is set without ``scale_lr_cond``.
+    """
+    if lr_mult != 1.0 and scale_lr_cond is None:
+        raise ConfigError(
+            f"optim.lr_mult={lr_mult} has no effect without optim.scale_lr_cond, which selects the parameters. Set "
+            f"both, or change {rate}."
+        )
 
 
 class OptimizerModule(pl.Callback, ABC):

@@ -29,7 +29,7 @@ Parameters that the schedules share:
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import KW_ONLY, dataclass, fields, replace
 from typing import Any, ClassVar, Literal, Optional
 
 from lightning.pytorch.callbacks import Callback
@@ -57,6 +57,11 @@ class LRSchedulerModule(Callback, ABC):
     interval: str = "step"
     frequency: int = 1
     monitor: str = "val_loss"
+    min_lr: float = 0.0
+    warmup_steps: Optional[int] = None
+    warmup_ratio: Optional[float] = None
+    hold_steps: Optional[int] = None
+    hold_ratio: Optional[float] = None
 
     def connect(self, model: Any, optimizer: Any) -> None:
         """A hook that runs before ``scheduler``, with the run's `model` and `optimizer`."""
@@ -80,13 +85,17 @@ class LRSchedulerModule(Callback, ABC):
         return {**described, **scheduler}
 
 
+@dataclass(eq=False)
 class LRSchedule(LRSchedulerModule):
-    """A schedule that is a function of the step."""
+    """A schedule that is a function of the step. Its fields are those that all schedules share, and come last."""
 
     needs_max_steps: ClassVar[bool] = True
     """Whether the formula needs the length of the run."""
 
-    min_lr: float = 0.0
+    _: KW_ONLY
+    interval: str = "step"
+    frequency: int = 1
+    monitor: str = "val_loss"
 
     @abstractmethod
     def lr_at(self, step: int, max_lr: float) -> float:
@@ -112,7 +121,7 @@ class LRSchedule(LRSchedulerModule):
     @property
     def length_problem(self) -> Optional[str]:
         """Why a run needs ``trainer.max_steps`` for this schedule. None: it doesn't."""
-        shares = getattr(self, "warmup_ratio", None) or getattr(self, "hold_ratio", None)
+        shares = self.warmup_ratio or self.hold_ratio
         if self.max_steps is not None or not (self.needs_max_steps or shares):
             return None
         return (
@@ -131,8 +140,8 @@ class LRSchedule(LRSchedulerModule):
 
     def _left_out(self) -> str:
         """The phases of the schedule that a run of this length doesn't reach. "": it reaches all of them."""
-        length, ratio = self.max_steps, getattr(self, "warmup_ratio", None)
-        warmup = getattr(self, "warmup_steps", None) if length is None or ratio is None else ratio * length
+        length, ratio = self.max_steps, self.warmup_ratio
+        warmup = self.warmup_steps if length is None or ratio is None else ratio * length
         if length is None or not warmup or warmup < length:
             return ""
         return (
@@ -147,7 +156,7 @@ class LRSchedule(LRSchedulerModule):
             if value is not None and (isinstance(value, bool) or int(value) != value or value < 0):
                 raise ConfigError(f"{name}.{field}={value!r}: must be a whole number of optimizer steps, 0 or more.")
         for field in ("warmup_ratio", "hold_ratio"):
-            value = getattr(self, field, None)
+            value = getattr(self, field)
             if value is not None and not 0 <= value <= 1:
                 raise ConfigError(f"{name}.{field}={value!r}: must be a fraction of max_steps, from 0 to 1.")
         if not self.min_lr >= 0:
@@ -156,10 +165,9 @@ class LRSchedule(LRSchedulerModule):
             raise ConfigError(f"{name}.interval={self.interval!r}: must be 'step' or 'epoch'.")
         if self.frequency < 1:
             raise ConfigError(f"{name}.frequency={self.frequency!r}: must be 1 or more.")
-        if getattr(self, "hold_steps", None) is not None and getattr(self, "hold_ratio", None) is not None:
+        if self.hold_steps is not None and self.hold_ratio is not None:
             raise ConfigError(f"{name}: hold_steps and hold_ratio both set the length of the hold. Set one of them.")
-        steps, ratio = getattr(self, "warmup_steps", None), getattr(self, "warmup_ratio", None)
-        if ratio is not None and steps not in (None, _DEFAULT_WARMUP_STEPS):
+        if self.warmup_ratio is not None and self.warmup_steps not in (None, _DEFAULT_WARMUP_STEPS):
             raise ConfigError(
                 f"{name}: warmup_steps and warmup_ratio both set the length of the warm-up. Set one of them."
             )
@@ -184,14 +192,13 @@ class LRSchedule(LRSchedulerModule):
         return steps or 0
 
     def _warmup_end(self) -> int:
-        return self._steps(getattr(self, "warmup_steps", None), getattr(self, "warmup_ratio", None))
+        return self._steps(self.warmup_steps, self.warmup_ratio)
 
     def _hold_end(self) -> int:
         """The step at which the hold ends. As in NeMo it is 0, not the end of the warm-up, if there is no hold."""
-        steps, ratio = getattr(self, "hold_steps", None), getattr(self, "hold_ratio", None)
-        if steps is None and ratio is None:
+        if self.hold_steps is None and self.hold_ratio is None:
             return 0
-        return self._steps(steps, ratio) + self._warmup_end()
+        return self._steps(self.hold_steps, self.hold_ratio) + self._warmup_end()
 
     def _phased(self, step: int, max_lr: float) -> Optional[float]:
         """The rate during warm-up, during the hold and after the end. None while the schedule's own formula applies."""
@@ -209,22 +216,6 @@ class _Annealing(LRSchedule):
 
     max_steps: Optional[int] = None
     min_lr: float = 0.0
-    interval: str = "step"
-    frequency: int = 1
-    monitor: str = "val_loss"
-
-
-@dataclass(eq=False)
-class _WarmedUp(LRSchedule):
-    """The fields of schedules with a warm-up and without a hold, in NeMo's order."""
-
-    warmup_steps: Optional[int] = _DEFAULT_WARMUP_STEPS
-    warmup_ratio: Optional[float] = None
-    max_steps: Optional[int] = None
-    min_lr: float = 0.0
-    interval: str = "step"
-    frequency: int = 1
-    monitor: str = "val_loss"
 
 
 class StepSchedule(LRScheduler):
@@ -321,9 +312,6 @@ class CosineAnnealingScheduler(LRSchedule):
     constant_steps: int = 80000
     """Steps at ``min_lr`` before ``max_steps``. Above 0 it also selects Megatron-LM's warm-up."""
     min_lr: float = 6e-5
-    interval: str = "step"
-    frequency: int = 1
-    monitor: str = "val_loss"
 
     def _left_out(self) -> str:
         if (words := super()._left_out()) or not self.constant_steps:
@@ -353,10 +341,15 @@ class CosineAnnealingScheduler(LRSchedule):
 
 @configurable
 @dataclass(eq=False)
-class WarmupPolicyScheduler(_WarmedUp):
-    """Warm up, then keep ``max_lr``."""
+class WarmupPolicyScheduler(LRSchedule):
+    """Warm up, then keep ``max_lr``. Base of the schedules with a warm-up and without a hold."""
 
     needs_max_steps: ClassVar[bool] = False
+
+    warmup_steps: Optional[int] = _DEFAULT_WARMUP_STEPS
+    warmup_ratio: Optional[float] = None
+    max_steps: Optional[int] = None
+    min_lr: float = 0.0
 
     def lr_at(self, step: int, max_lr: float) -> float:
         """Linear up to ``max_lr``, then constant."""
@@ -366,8 +359,10 @@ class WarmupPolicyScheduler(_WarmedUp):
 
 @configurable
 @dataclass(eq=False)
-class WarmupAnnealingScheduler(_WarmedUp):
+class WarmupAnnealingScheduler(WarmupPolicyScheduler):
     """Warm up, then decay linearly to ``min_lr``."""
+
+    needs_max_steps: ClassVar[bool] = True
 
     def lr_at(self, step: int, max_lr: float) -> float:
         """``min_lr + (max_lr - min_lr) * (1 - t)`` with t from 0 to 1 between warm-up and ``max_steps``."""
@@ -390,9 +385,6 @@ class WarmupHoldPolicyScheduler(LRSchedule):
     hold_ratio: Optional[float] = None
     max_steps: Optional[int] = None
     min_lr: float = 0.0
-    interval: str = "step"
-    frequency: int = 1
-    monitor: str = "val_loss"
 
     def lr_at(self, step: int, max_lr: float) -> float:
         """Linear up to ``max_lr``, then constant."""
@@ -416,9 +408,6 @@ class WarmupHoldAnnealScheduler(LRSchedule):
     decay_schedule: Literal["one_minus_square_root", "linear"] = "linear"
     """The curve of the decay from ``max_lr`` to ``min_lr``."""
     min_lr: float = 0.0
-    interval: str = "step"
-    frequency: int = 1
-    monitor: str = "val_loss"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -522,9 +511,6 @@ class NoamAnnealingScheduler(LRSchedule):
     there."""
     min_lr: float = 0.0
     """The least rate after the warm-up."""
-    interval: str = "step"
-    frequency: int = 1
-    monitor: str = "val_loss"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -557,9 +543,6 @@ class NoamHoldAnnealingScheduler(LRSchedule):
     decay_rate: float = 0.5
     """The exponent of the decay."""
     min_lr: float = 0.0
-    interval: str = "step"
-    frequency: int = 1
-    monitor: str = "val_loss"
     warmup_steps: Optional[int] = _DEFAULT_WARMUP_STEPS
     warmup_ratio: Optional[float] = None
     hold_steps: Optional[int] = None
@@ -598,9 +581,6 @@ class PolynomialDecayAnnealingScheduler(LRSchedule):
     """The exponent of the decay. 1: linear."""
     cycle: bool = False
     """Accepted for NeMo's signature. True is reported as having no effect."""
-    interval: str = "step"
-    frequency: int = 1
-    monitor: str = "val_loss"
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -3,6 +3,7 @@
 schedules."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Optional
 
 import torch
@@ -15,52 +16,39 @@ from torch.nn import Parameter
 
 from nemo2.config.capture import configurable
 from nemo2.errors import ConfigError
-from nemo2.mcore.optim.base import OptimizerModule
+from nemo2.mcore.optim.base import OptimizerModule, ParamCondition, check_lr_mult
 from nemo2.mcore.optim.lr_scheduler import LR_FACTOR, LRSchedulerModule
 
 if TYPE_CHECKING:
     from nemo2.mcore.parallel.megatron_parallel import MegatronParallel
 
-ParamCondition = Callable[[str, Parameter], bool]
-
 
 @configurable
+@dataclass(eq=False)
 class MegatronOptimizerModule(OptimizerModule):
     """Train with Megatron-Core's optimizer.
-
-    Args:
-        config: Megatron-Core's ``OptimizerConfig``. Its ``lr`` is the peak of the schedule.
-        lr_scheduler: The learning-rate schedule. None: constant at ``config.lr``.
-        no_weight_decay_cond: ``(name, parameter) -> bool``. Parameters for which it returns True have no weight decay.
-            None: Megatron-Core's rule, no weight decay for biases and one-dimensional parameters.
-        scale_lr_cond: ``(name, parameter) -> bool``. Parameters for which it returns True have their learning rate
-            multiplied by ``lr_mult``.
-        lr_mult: The factor for the parameters that ``scale_lr_cond`` selects.
 
     Raises:
         ConfigError: ``config.lr`` is missing, or ``lr_mult`` is set without ``scale_lr_cond``.
     """
 
-    def __init__(
-        self,
-        config: OptimizerConfig,
-        lr_scheduler: Optional[LRSchedulerModule] = None,
-        no_weight_decay_cond: Optional[ParamCondition] = None,
-        scale_lr_cond: Optional[ParamCondition] = None,
-        lr_mult: float = 1.0,
-    ) -> None:
-        super().__init__(lr_scheduler=lr_scheduler)
-        if config.lr is None:
+    config: OptimizerConfig
+    """Megatron-Core's ``OptimizerConfig``. Its ``lr`` is the peak of the schedule."""
+    lr_scheduler: Optional[LRSchedulerModule] = None
+    """The learning-rate schedule. None: constant at ``config.lr``."""
+    no_weight_decay_cond: Optional[ParamCondition] = None
+    """``(name, parameter) -> bool``. Parameters for which it returns True have no weight decay. None: Megatron-Core's rule, no
+    weight decay for biases and one-dimensional parameters."""
+    scale_lr_cond: Optional[ParamCondition] = None
+    """``(name, parameter) -> bool``. Parameters for which it returns True have their learning rate multiplied by
+    ``lr_mult``."""
+    lr_mult: float = 1.0
+    """The factor for the parameters that ``scale_lr_cond`` selects."""
+
+    def __post_init__(self) -> None:
+        if self.config.lr is None:
             raise ConfigError("optim.config.lr is unset. Set the peak learning rate, e.g. optim.config.lr=3e-4.")
-        if lr_mult != 1.0 and scale_lr_cond is None:
-            raise ConfigError(
-                f"optim.lr_mult={lr_mult} has no effect without optim.scale_lr_cond, which selects the parameters. Set "
-                "both, or change optim.config.lr."
-            )
-        self.config = config
-        self.no_weight_decay_cond = no_weight_decay_cond
-        self.scale_lr_cond = scale_lr_cond
-        self.lr_mult = lr_mult
+        check_lr_mult(self.lr_mult, self.scale_lr_cond, "optim.config.lr")
 
     def optimizers(self, model: "MegatronParallel") -> list[torch.optim.Optimizer]:
         """The optimizer of the wrapped chunks, in a list of one: Megatron-Core's, or torch's if torch shards the
@@ -203,26 +191,22 @@ class MegatronOptimizer(torch.optim.Optimizer):
 
     def sharded_state_dict(self, model_state: dict[str, Any], *, is_loading: bool = False, **options: Any) -> Any:
         if not is_loading:
-            self._make_state()
+            # The state of parameters that were never updated, with the values before a first update: a
+            # checkpoint can't be loaded into an optimizer without state, and the distributed optimizer
+            # can't save one.
+            for part in self._parts():
+                inner, make = getattr(part, "optimizer", None), getattr(part, "init_state_fn", None)
+                if isinstance(inner, HybridDeviceOptimizer):
+                    _make_offloaded_state(inner, part.config)
+                if inner is None or make is None:
+                    continue
+                make(inner, part.config)
+                _make_step_counts(inner)
         return self.mcore_optimizer.sharded_state_dict(model_state, is_loading=is_loading, **options)
 
     def _parts(self) -> list[Any]:
         """The inner optimizers: one, or one for each kind of parameters."""
         return getattr(self.mcore_optimizer, "chained_optimizers", [self.mcore_optimizer])
-
-    def _make_state(self) -> None:
-        """Create the state of parameters that were never updated, with the values before a first update.
-
-        A checkpoint can't be loaded into an optimizer without state, and the distributed optimizer can't save one.
-        """
-        for part in self._parts():
-            inner, make = getattr(part, "optimizer", None), getattr(part, "init_state_fn", None)
-            if isinstance(inner, HybridDeviceOptimizer):
-                _make_offloaded_state(inner, part.config)
-            if inner is None or make is None:
-                continue
-            make(inner, part.config)
-            _make_step_counts(inner)
 
     def state_dict(self) -> dict[str, Any]:
         return self.mcore_optimizer.state_dict()

@@ -2,6 +2,7 @@
 """Torch's optimizers as objects of a recipe, for parameters that each rank holds whole or that torch shards."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Optional
 
 from torch import nn
@@ -11,7 +12,7 @@ from torch.optim import Optimizer
 from nemo2.base.backend.extras import have_te, why_missing
 from nemo2.config.capture import configurable
 from nemo2.errors import ConfigError
-from nemo2.mcore.optim.base import OptimizerModule
+from nemo2.mcore.optim.base import OptimizerModule, ParamCondition, check_lr_mult
 from nemo2.mcore.optim.lr_scheduler import LR_FACTOR, LRSchedulerModule
 
 
@@ -26,20 +27,12 @@ def is_bias(name: str, parameter: Parameter) -> bool:
 
 
 @configurable
+@dataclass(eq=False)
 class PytorchOptimizerModule(OptimizerModule):
     """Train with a torch optimizer.
 
     With `MegatronStrategy` it requires that every rank holds whole parameters (no pipeline, no sharded matrices), and
     ``use_distributed_optimizer=False``. With `FSDP2Strategy` and `FSDPStrategy` it updates the shards.
-
-    Args:
-        optimizer_fn: ``(parameter groups) -> optimizer``, such as ``Partial(torch.optim.AdamW, lr=1e-4)``.
-        lr_scheduler: The learning-rate schedule. None: a constant learning rate.
-        no_weight_decay_cond: ``(name, parameter) -> bool``. Parameters for which it returns True have no weight decay.
-            None: weight decay for all.
-        scale_lr_cond: ``(name, parameter) -> bool``. Parameters for which it returns True have their learning rate
-            multiplied by ``lr_mult``.
-        lr_mult: The factor for the parameters that ``scale_lr_cond`` selects.
 
     Raises:
         ConfigError: ``lr_mult`` is set without ``scale_lr_cond``, or no parameter is trainable.
@@ -47,24 +40,21 @@ class PytorchOptimizerModule(OptimizerModule):
 
     makes_torch_optimizers = True
 
-    def __init__(
-        self,
-        optimizer_fn: Callable[..., Optimizer],
-        lr_scheduler: Optional[LRSchedulerModule] = None,
-        no_weight_decay_cond: Optional[Callable[[str, Parameter], bool]] = is_bias,
-        scale_lr_cond: Optional[Callable[[str, Parameter], bool]] = None,
-        lr_mult: float = 1.0,
-    ) -> None:
-        super().__init__(lr_scheduler=lr_scheduler)
-        if lr_mult != 1.0 and scale_lr_cond is None:
-            raise ConfigError(
-                f"optim.lr_mult={lr_mult} has no effect without optim.scale_lr_cond, which selects the parameters. Set "
-                "both, or change the learning rate of optim.optimizer_fn."
-            )
-        self.optimizer_fn = optimizer_fn
-        self.no_weight_decay_cond = no_weight_decay_cond
-        self.scale_lr_cond = scale_lr_cond
-        self.lr_mult = lr_mult
+    optimizer_fn: Callable[..., Optimizer]
+    """``(parameter groups) -> optimizer``, such as ``Partial(torch.optim.AdamW, lr=1e-4)``."""
+    lr_scheduler: Optional[LRSchedulerModule] = None
+    """The learning-rate schedule. None: a constant learning rate."""
+    no_weight_decay_cond: Optional[ParamCondition] = is_bias
+    """``(name, parameter) -> bool``. Parameters for which it returns True have no weight decay. None: weight decay for
+    all."""
+    scale_lr_cond: Optional[ParamCondition] = None
+    """``(name, parameter) -> bool``. Parameters for which it returns True have their learning rate multiplied by
+    ``lr_mult``."""
+    lr_mult: float = 1.0
+    """The factor for the parameters that ``scale_lr_cond`` selects."""
+
+    def __post_init__(self) -> None:
+        check_lr_mult(self.lr_mult, self.scale_lr_cond, "the learning rate of optim.optimizer_fn")
 
     def optimizers(self, model: nn.Module) -> list[Optimizer]:
         """The optimizer of the trainable parameters of ``model``, in a list of one. The two conditions give up to

@@ -94,7 +94,13 @@ def destroy_model_parallel() -> None:
         parallel_state.destroy_model_parallel()
         # Megatron-Core forgets its groups, but torch doesn't. Each gloo group keeps three threads, which poll every 10
         # ms.
-        kept = _groups_of_meshes()
+        # torch's cache of sharded operations keeps meshes, and gives the tensors of the next model an equal
+        # mesh that it already has: their groups stay.
+        kept = set()
+        for mesh in gc.get_referrers(DeviceMesh):  # each refers to its class; twice as fast as a look at all objects
+            if type(mesh) is DeviceMesh:
+                with contextlib.suppress(RuntimeError):  # one of its groups is destroyed
+                    kept |= {group.group_name for group in mesh.get_all_groups()}
         for group in groups:
             if isinstance(group, torch.distributed.ProcessGroup) and group.group_name not in kept:
                 with contextlib.suppress(ValueError):  # already destroyed
@@ -103,17 +109,6 @@ def destroy_model_parallel() -> None:
         for embedding in (RotaryEmbedding, YarnRotaryEmbedding):
             cast(Any, embedding.forward).cache_clear()
     unset_num_microbatches_calculator()
-
-
-def _groups_of_meshes() -> set[str]:
-    """The groups that a device mesh refers to. torch's cache of sharded operations keeps meshes, and gives the
-    tensors of the next model an equal mesh that it already has."""
-    names = set()
-    for mesh in gc.get_referrers(DeviceMesh):  # each refers to its class; twice as fast as a look at all objects
-        if type(mesh) is DeviceMesh:
-            with contextlib.suppress(RuntimeError):  # one of its groups is destroyed
-                names |= {group.group_name for group in mesh.get_all_groups()}
-    return names
 
 
 def seed_random_streams(seed: int, *, te_rng_tracker: bool = False, for_graphs: bool = False) -> None:

@@ -201,6 +201,27 @@ class Layout:
             "context = expert tensor * expert."
         )
 
+    def interleaving_problem(self, num_microbatches: int, group_size: Optional[int]) -> Optional[str]:
+        """Why the interleaved schedule can't run this many micro-batches in groups of ``group_size``
+        (``microbatch_group_size_per_vp_stage``; None: ``pp``). None: it can, or the layout isn't interleaved.
+
+        Source: Megatron-Core ``forward_backward_pipelining_with_interleaving``.
+        """
+        pp, group, count = self.pp, group_size or self.pp, num_microbatches
+        if self.interleaved and not pp <= group <= count:
+            fixes = [f"set it to at least {pp}"] if group < pp else []
+            fixes += [f"use at least {max(group, pp)} micro-batches"] if count < max(group, pp) else []
+            return (
+                f"strategy.microbatch_group_size_per_vp_stage={group} must lie between the pipeline size {pp} and the number "
+                f"of micro-batches {count}: {' and '.join(fixes)}, or use no virtual stages."
+            )
+        if self.interleaved and 0 < (left := count % group) < pp:
+            return (
+                f"{count} micro-batches leave {left} after groups of {group}, fewer than the {pp} pipeline stages. "
+                f"Use {count - left} or {count - left + pp} micro-batches."
+            )
+        return None
+
     def describe(self, world_size: Optional[int] = None) -> str:
         """One line, e.g. ``TP 2 (SP) · PP 4 x VP 2 · CP 2 · DP 8``, without sizes of 1."""
         suffix = {"tp": " (SP)" if self.sp else "", "pp": f" x VP {self.vp}" if (self.vp or 1) > 1 else ""}

@@ -11,20 +11,6 @@ from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, Ro
 from nemo2.errors import ConfigError
 
 
-def _styles() -> dict[str, ParallelStyle]:
-    """Hugging Face's style names (transformers, integrations/tensor_parallel.py) as torch's styles."""
-    return {
-        "colwise": ColwiseParallel(),
-        "rowwise": RowwiseParallel(),
-        "colwise_rep": ColwiseParallel(output_layouts=Replicate()),
-        "colwise_gather_output": ColwiseParallel(output_layouts=Replicate()),
-        "rowwise_rep": RowwiseParallel(input_layouts=Replicate()),
-        "rowwise_split_input": RowwiseParallel(input_layouts=Replicate()),
-        "embedding_rowwise": RowwiseParallel(input_layouts=Replicate()),
-        "embedding_colwise": ColwiseParallel(output_layouts=Replicate()),
-    }
-
-
 def plan_of(model: nn.Module, *, custom: Optional[Mapping[str, Any]], from_model: bool) -> dict[str, Any]:
     """The plan that shards ``model``: the user's plan, or else the plan of a Hugging Face model inside.
 
@@ -52,7 +38,17 @@ def parallel_styles(plan: Mapping[str, Any]) -> dict[str, ParallelStyle]:
     Raises:
         ConfigError: torch has no equivalent of a style.
     """
-    styles = _styles()
+    # Hugging Face's style names (transformers, integrations/tensor_parallel.py) as torch's styles.
+    styles = {
+        "colwise": ColwiseParallel(),
+        "rowwise": RowwiseParallel(),
+        "colwise_rep": ColwiseParallel(output_layouts=Replicate()),
+        "colwise_gather_output": ColwiseParallel(output_layouts=Replicate()),
+        "rowwise_rep": RowwiseParallel(input_layouts=Replicate()),
+        "rowwise_split_input": RowwiseParallel(input_layouts=Replicate()),
+        "embedding_rowwise": RowwiseParallel(input_layouts=Replicate()),
+        "embedding_colwise": ColwiseParallel(output_layouts=Replicate()),
+    }
     unknown = sorted(
         {str(style) for style in plan.values() if not isinstance(style, ParallelStyle) and style not in styles}
     )

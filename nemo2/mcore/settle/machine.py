@@ -85,7 +85,8 @@ class Machine:
         if name == HERE:
             return cls.here()
         gpu, count = parse_gpus(name, option=option)
-        return cls(gpu=gpu, model=_model(gpu), capability=gpu.capability, count=count)
+        # Settings are tuned under a GPU's name without its size: an A100 of 40 GB uses those of the A100.
+        return cls(gpu=gpu, model=gpu.name.partition("-")[0].lower(), capability=gpu.capability, count=count)
 
     @property
     def output_layer_can_fuse(self) -> bool:
@@ -117,11 +118,6 @@ class Machine:
             name = name.replace("GPUs of any kind", "GPU of any kind")
         name += self.lacking(count)
         return f"{count} of {name}" if name.startswith("this machine's") else f"{count} {name}"
-
-
-def _model(gpu: GPU) -> str:
-    """The name under which settings are tuned: an A100 of 40 GB uses those of the A100."""
-    return gpu.name.partition("-")[0].lower()
 
 
 def _sheet(model: Optional[str]) -> Optional[GPU]:

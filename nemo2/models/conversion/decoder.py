@@ -8,7 +8,7 @@ from typing import Any, Optional
 
 from nemo2.models.conversion.pieces import Operation, cat, gated_qkv, one, qkv
 from nemo2.models.conversion.positions import Rotary, any_scaling
-from nemo2.models.conversion.settings import Config, Field, read, said, written
+from nemo2.models.conversion.settings import Config, Field, Translation, read, said, written
 from nemo2.models.conversion.table import Conversion, Row, linear, norm, under
 from nemo2.models.gpt import GPTConfig
 
@@ -21,8 +21,7 @@ def decoder_conversion(
     rows: Callable[[Any], list[Row]],
     fields: Sequence[Field],
     only: Config,
-    ours: Callable[[Config], dict[str, Any]] = lambda hf: {},
-    theirs: Callable[[Any], dict[str, Any]] = lambda ours: {},
+    translations: Sequence[Translation] = (),
     theta: float = 10_000.0,
     partial: Optional[float] = None,
     rotary: Optional[Rotary] = None,
@@ -35,13 +34,12 @@ def decoder_conversion(
 
     Args:
         fields, only: As in `read`.
-        ours: nemo2's other settings for a config.json.
-        theirs: The inverse of ``ours``.
+        translations: The other settings.
         theta: The rotary base if config.json omits it.
         partial: The share of rotated channels if config.json omits it. None: all, and no other share is supported.
         rotary: Rotary positions, if the family has settings of its own for them. None: `any_scaling`.
         also: Other architectures of config.json with the same text model.
-        flat: A config.json's text model, with rotary positions as most decoders have them. ``ours`` gets it too.
+        flat: A config.json's text model, with rotary positions as most decoders have them. ``translations`` get it too.
         configs: The classes of nemo2's configurations, if ``kind`` is a function that chooses one by the settings.
         more: Other fields of `Conversion`.
     """
@@ -50,10 +48,16 @@ def decoder_conversion(
     def config(released: Config) -> Any:
         hf = flat(released)
         settings = read(hf, fields, only=only)
-        return kind(**settings | positions(hf, settings) | ours(hf))
+        settings |= positions(hf, settings)
+        for translation in translations:
+            settings |= translation.ours(hf)
+        return kind(**settings)
 
     def hf_config(own: Any) -> dict[str, Any]:
-        return said(own, {**written(own, fields, only=only), **positions_of(own), **theirs(own)}, config)
+        hf = written(own, fields, only=only) | positions_of(own)
+        for translation in translations:
+            hf |= translation.theirs(own)
+        return said(own, hf, config)
 
     return Conversion(
         architectures=(architecture, *also),
@@ -120,14 +124,11 @@ def feed_forward(
     ]
 
 
-def biases(hf: Config) -> dict[str, Any]:
-    """``add_bias_linear`` for Hugging Face's two fields. In nemo2 all linear layers have biases or none (`unbiased`)."""
-    return {"add_bias_linear": bool(hf.get("attention_bias") or hf.get("mlp_bias"))}
-
-
-def biases_of(ours: Any) -> dict[str, Any]:
-    """The inverse of `biases`."""
-    return {"attention_bias": ours.add_bias_linear, "mlp_bias": ours.add_bias_linear}
+BIASES = Translation(
+    lambda hf: {"add_bias_linear": bool(hf.get("attention_bias") or hf.get("mlp_bias"))},
+    lambda own: dict.fromkeys(("attention_bias", "mlp_bias"), own.add_bias_linear),
+)
+"""``add_bias_linear`` for Hugging Face's two fields. In nemo2 all linear layers have biases or none (`unbiased`)."""
 
 
 def unbiased(hf: Config) -> list[str]:

@@ -4,13 +4,13 @@ further tokens, and settings of experts."""
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Optional
 
 import torch
 
 from nemo2.models.conversion.decoder import attention, decoder, gated_feed_forward
 from nemo2.models.conversion.pieces import cat, one
-from nemo2.models.conversion.settings import Config, meaning, refusal
+from nemo2.models.conversion.settings import Config, Translation, meaning, refusal
 from nemo2.models.conversion.table import Row, linear, norm, under
 
 
@@ -88,48 +88,59 @@ def further_predictions(config: Any, attention: list[Row]) -> list[Row]:
 REPEATED = ("model.layers.*.embed_tokens.weight", "model.layers.*.shared_head.head.weight")
 
 
-def expert_weights(hf: Config) -> dict[str, Any]:
+def expert_weights(*, default: bool = False) -> Translation:
     """Whether the weights of a token's experts are divided by their sum."""
-    return {"moe_router_pre_softmax": not hf.get("norm_topk_prob", False)}
+    return Translation(
+        lambda hf: {"moe_router_pre_softmax": not hf.get("norm_topk_prob", default)},
+        lambda own: {"norm_topk_prob": not own.moe_router_pre_softmax},
+    )
 
 
-def expert_weights_of(ours: Any) -> dict[str, Any]:
-    """The inverse of `expert_weights`."""
-    return {"norm_topk_prob": not ours.moe_router_pre_softmax}
-
-
-def expert_layers(hf: Config) -> dict[str, Any]:
-    """nemo2's setting for the layers without experts, which Qwen 2's models of experts name as well."""
+def _layers_with_experts(hf: Config) -> dict[str, Any]:
     dense, step = hf.get("mlp_only_layers") or [], hf.get("decoder_sparse_step", 1)
     experts_in = [int(n not in dense and (n + 1) % step == 0) for n in range(hf["num_hidden_layers"])]
     return {"moe_layer_freq": 1 if all(experts_in) else experts_in}
 
 
-def expert_layers_of(ours: Any) -> dict[str, Any]:
-    """The inverse of `expert_layers`."""
-    dense = [layer for layer, experts in enumerate(meaning(ours)["experts_in"]) if not experts]
+def _dense_layers(own: Any) -> dict[str, Any]:
+    dense = [layer for layer, experts in enumerate(meaning(own)["experts_in"]) if not experts]
     return {"decoder_sparse_step": 1, "mlp_only_layers": dense}
 
 
-def dense_then_experts(hf: Config, width: int, *, default: int = 0) -> dict[str, Any]:
-    """nemo2's settings for DeepSeek's fields of the layers without experts, which come first, and of shared experts.
+EXPERT_LAYERS = Translation(_layers_with_experts, _dense_layers)
+"""The layers without experts, which Qwen 2's models of experts name as well."""
 
-    ``width`` is that of an expert, and ``default`` is the value of both fields if config.json omits them.
+
+def dense_then_experts(width: Optional[int] = None, *, default: int = 0) -> Translation:
+    """DeepSeek's fields of the layers without experts, which come first, and of shared experts.
+
+    ``width`` is the width of an expert if config.json omits it, and ``default`` is the value of both fields. A ``width`` of
+    None: config.json must have it.
     """
-    dense, shared = (hf.get(name, default) or 0 for name in ("first_k_dense_replace", "n_shared_experts"))
-    return {
-        "moe_layer_freq": [int(layer >= dense) for layer in range(hf["num_hidden_layers"])],
-        "moe_shared_expert_intermediate_size": shared * width or None,
-    }
+
+    def ours(hf: Config) -> dict[str, Any]:
+        dense, shared = (hf.get(name, default) or 0 for name in ("first_k_dense_replace", "n_shared_experts"))
+        each = hf["moe_intermediate_size"] if width is None else hf.get("moe_intermediate_size", width)
+        return {
+            "moe_layer_freq": [int(layer >= dense) for layer in range(hf["num_hidden_layers"])],
+            "moe_shared_expert_intermediate_size": shared * each or None,
+        }
+
+    def theirs(own: Any) -> dict[str, Any]:
+        experts_in = meaning(own)["experts_in"] or []
+        return {
+            "first_k_dense_replace": experts_in.index(1) if 1 in experts_in else len(experts_in),
+            "n_shared_experts": (own.moe_shared_expert_intermediate_size or 0) // (own.moe_ffn_hidden_size or 1),
+        }
+
+    return Translation(ours, theirs)
 
 
-def dense_then_experts_of(ours: Any) -> dict[str, Any]:
-    """The inverse of `dense_then_experts`."""
-    experts_in = meaning(ours)["experts_in"] or []
-    return {
-        "first_k_dense_replace": experts_in.index(1) if 1 in experts_in else len(experts_in),
-        "n_shared_experts": (ours.moe_shared_expert_intermediate_size or 0) // (ours.moe_ffn_hidden_size or 1),
-    }
+FURTHER_PREDICTIONS = Translation(
+    lambda hf: {"mtp_num_layers": hf.get("num_nextn_predict_layers", hf.get("num_mtp_layers", 0)) or None},
+    lambda own: {"num_nextn_predict_layers": own.mtp_num_layers or 0},
+)
+"""The number of layers of multi-token prediction."""
 
 
 def check_routing(hf: Config, fields: Config) -> None:

@@ -13,7 +13,7 @@ from nemo2.mcore.parallel.norm_names import module_of_key
 from nemo2.models.conversion.nearest import nearest_family, suggested_architecture
 from nemo2.models.conversion.table import Conversion
 
-_LISTED = "docs/hugging_face.md lists the families that have one."
+_LISTED = 'The page "Hugging Face" of nemo2\'s documentation lists the families that have one.'
 
 
 @functools.cache

@@ -17,6 +17,8 @@ from nemo2.models.rotary import DynamicNTK, LongRope, Stretching, Yarn
 Rotary = tuple[Callable[[Config, Config], dict[str, Any]], Callable[[Any], dict[str, Any]]]
 """A function from config.json and nemo2's other settings to those of rotary positions, and one from nemo2's configuration to the
 fields of config.json."""
+UNROTATED: Rotary = lambda hf, settings: {}, lambda own: {}
+"""For models without rotary positions."""
 KINDS = ("default", "linear", "dynamic", "yarn", "longrope")
 """The kinds that `positions` reads."""
 _LENGTH = "original_max_position_embeddings"

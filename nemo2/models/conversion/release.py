@@ -29,31 +29,17 @@ def config_of_release(conversion: Conversion, ours: Any, release: Mapping[str, A
         ConfigError: training has changed the model to one that the family's config.json can't express.
     """
     theirs = {name: value for name, value in text_config(release).items() if name not in _NOT_EXPORTED}
+    described = {"architectures": [conversion.architectures[0]], **conversion.hf_config(ours)}
     if "text_config" in release:  # only the text model is exported
-        theirs |= _owned(conversion, ours, "architectures", "model_type")
-    theirs |= _switches(conversion, ours, theirs)
+        theirs |= {name: described[name] for name in ("architectures", "model_type")}
+    # Switches that differ from the release's. Several may stand for one field of ours: a release with biases in one
+    # half of its layers becomes a model, and so an export, with biases in all.
+    theirs |= {name: on for name, on in described.items() if isinstance(on, bool) and bool(theirs.get(name)) != on}
     own_rows = {**theirs, "vocab_size": ours.vocab_size} if "vocab_size" in theirs else theirs
-    if _describes(conversion, own_rows, ours):
+    if not differences(ours, conversion.config(own_rows)):
         return _long_enough(conversion, ours, own_rows)
-    described = _owned(conversion, ours)
     changed = {name: value for name, value in described.items() if value is not None or name not in theirs}
     return _long_enough(conversion, ours, {**theirs, **changed, **{n: theirs[n] for n in _LENGTHS if n in theirs}})
-
-
-def _owned(conversion: Conversion, ours: Any, *names: str) -> dict[str, Any]:
-    described = {"architectures": [conversion.architectures[0]], **conversion.hf_config(ours)}
-    return {name: described[name] for name in names} if names else described
-
-
-def _switches(conversion: Conversion, ours: Any, theirs: Mapping[str, Any]) -> dict[str, bool]:
-    """The switches that differ from the release's. Several may stand for one field of ours: a release with biases in one half of
-    its layers becomes a model, and so an export, with biases in all."""
-    described = _owned(conversion, ours).items()
-    return {name: on for name, on in described if isinstance(on, bool) and bool(theirs.get(name)) != on}
-
-
-def _describes(conversion: Conversion, hf: Mapping[str, Any], ours: Any) -> bool:
-    return not differences(ours, conversion.config(hf))
 
 
 def _long_enough(conversion: Conversion, ours: Any, hf: dict[str, Any]) -> dict[str, Any]:
@@ -63,4 +49,4 @@ def _long_enough(conversion: Conversion, ours: Any, hf: dict[str, Any]) -> dict[
     for name in _LENGTHS:
         if isinstance(length := hf.get(name), int) and length < ours.seq_length:
             longer[name] = ours.seq_length
-    return longer if _describes(conversion, longer, ours) else hf
+    return hf if differences(ours, conversion.config(longer)) else longer

@@ -76,6 +76,16 @@ def expert_fields(**defaults: Any) -> list[Field]:
     return [Field(theirs, _OF_EXPERTS[theirs], default) for theirs, default in defaults.items()]
 
 
+@dataclass(frozen=True)
+class Translation:
+    """Settings that have another form in config.json, as a function for each direction."""
+
+    ours: Callable[[Config], dict[str, Any]] = lambda hf: {}
+    """nemo2's settings for a config.json."""
+    theirs: Callable[[Any], dict[str, Any]] = lambda own: {}
+    """The fields of config.json for a configuration of nemo2."""
+
+
 def without(fields: Iterable[Field], *theirs: str) -> list[Field]:
     """``fields`` without those named ``theirs`` in config.json."""
     return [field for field in fields if field.theirs not in theirs]
@@ -188,22 +198,25 @@ def kinds_of_layers(hf: Config, *, every: int, kind: str = SLIDING) -> list[str]
     return hf.get("layer_types") or [kind if layer % every else FULL for layer in layers]
 
 
-def alternating_windows(hf: Config, *, every: int, size: int = 4096) -> dict[str, Any]:
-    """nemo2's settings of a window in all but every n-th layer. ``every`` and ``size`` are defaults."""
-    types = kinds_of_layers(hf, every=every)
-    return {"window_size": window_of(hf.get("sliding_window", size)), "window_attn_skip_freq": pattern_of(hf, types)}
+def alternating_windows(*, every: int, size: int = 4096) -> Translation:
+    """A window in all but every n-th layer. ``every`` and ``size`` are defaults."""
+
+    def ours(hf: Config) -> dict[str, Any]:
+        skipped = pattern_of(hf, kinds_of_layers(hf, every=every))
+        return {"window_size": window_of(hf.get("sliding_window", size)), "window_attn_skip_freq": skipped}
+
+    return Translation(ours, lambda own: {"sliding_window": size_of(own.window_size), "layer_types": layer_types(own)})
 
 
-def alternating_windows_of(ours: Any) -> dict[str, Any]:
-    """The inverse of `alternating_windows`."""
-    return {"sliding_window": size_of(ours.window_size), "layer_types": layer_types(ours)}
+def uniform_window(size: Optional[int] = None) -> Translation:
+    """A window in all layers. ``size`` is the default."""
 
+    def ours(hf: Config) -> dict[str, Any]:
+        window = window_of(hf.get("sliding_window", size))
+        # Transformer Engine splits a sequence with a window over context-parallel ranks only by all-to-all.
+        return {"window_size": window, "cp_comm_type": None if window is None else "a2a"}
 
-def uniform_window(hf: Config, *, size: Optional[int] = None) -> dict[str, Any]:
-    """nemo2's settings of a window in all layers. ``size`` is the default."""
-    window = window_of(hf.get("sliding_window", size))
-    # Transformer Engine splits a sequence with a window over context-parallel ranks only by all-to-all.
-    return {"window_size": window, "cp_comm_type": None if window is None else "a2a"}
+    return Translation(ours, lambda own: {"sliding_window": size_of(own.window_size)})
 
 
 def pattern_of(hf: Config, types: Sequence[str], kind: str = SLIDING) -> Any:

@@ -35,6 +35,8 @@ import torch
 
 from nemo2.mcore.parallel.sharded_state import key_by_layer
 from nemo2.models.conversion.pieces import Operation, Piece, Place, Shape
+from nemo2.models.conversion.shapes import Shapes
+from nemo2.models.parts import Attention
 
 T = TypeVar("T")
 _EXPERTS = ".experts.experts."
@@ -203,23 +205,22 @@ class _Table:
         return range(self.config.num_layers) if row.layers is None else row.layers
 
     def _of(self, row: Row, layer: Optional[int]) -> Iterator[Entry]:
-        from nemo2.models.conversion.shapes import shape_of
-
-        config = self._layer_config(row, layer)
-        own = shape_of(row.key, self._shapes(row, layer))
+        name = row.key if layer is None else row.key.replace("*", str(layer), 1)
+        own, part = self._shapes.of(name), self._shapes.part_of(name)
         vocabulary = row.key in _VOCABULARY
         released = self.released_rows if vocabulary else own[0]
         padding = (Piece(name=None, start=0, stop=own[0] - released),) if own[0] > released else ()
         key, stacked, at = self._key(row, layer)
-        experts = range(config.num_moe_experts) if _EXPERTS in row.key else [None]
+        experts = range(self.config.num_moe_experts) if _EXPERTS in row.key else [None]
+        heads = {}
+        if isinstance(part, Attention):
+            heads = {"heads": part.heads, "groups": part.groups, "head_dim": part.head_dim}
         for expert in experts:
             place = Place(
                 rows=min(own[0], released),
                 layer=None if layer is None else layer + row.shift,
                 expert=expert,
-                heads=config.num_attention_heads,
-                groups=config.num_query_groups or config.num_attention_heads,
-                head_dim=config.kv_channels or 0,
+                **heads,
             )
             yield Entry(
                 key=key,
@@ -242,36 +243,9 @@ class _Table:
     def _stacked(self) -> bool:
         return stacks_layers(self.config)
 
-    def _layer_config(self, row: Row, layer: Optional[int]) -> Any:
-        if layer is None or not hasattr(self.config, "get_config_for_layer") or not row.key.startswith("decoder."):
-            return self.config
-        if layer not in self._layer_configs:
-            self._layer_configs[layer] = self._without_kernels.get_config_for_layer(layer + 1)
-        return self._layer_configs[layer]
-
     @cached_property
-    def _without_kernels(self) -> Any:
-        """The configuration without the settings for which Megatron-Core would look for kernels on this machine when it
-        makes a configuration for each layer."""
-        config = copy.copy(self.config)
-        config.apply_rope_fusion = config.moe_permute_fusion = False
-        return config
-
-    @cached_property
-    def _layer_configs(self) -> dict[int, Any]:
-        return {}
-
-    def _shapes(self, row: Row, layer: Optional[int]) -> dict[str, Shape]:
-        from nemo2.models.conversion.shapes import shapes
-
-        config = self._layer_config(row, layer)
-        if id(config) not in self._known:
-            self._known[id(config)] = shapes(config, vocab_rows=self.vocab_rows)
-        return self._known[id(config)]
-
-    @cached_property
-    def _known(self) -> dict[int, dict[str, Shape]]:
-        return {}
+    def _shapes(self) -> Shapes:
+        return Shapes(self.config, vocab_rows=self.vocab_rows)
 
 
 def _is_before_layers(row: Row) -> bool:

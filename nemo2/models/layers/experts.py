@@ -103,8 +103,9 @@ class TorchGroupedMLP(LocalExperts):
         return torch.stack([getattr(getattr(expert, layer), name) for expert in self.local_experts])
 
     def _can_group(self) -> bool:
+        # `grouped_mm` takes rows of a multiple of 16 bytes.
         return _grouped_mm is not None and all(
-            type(layer) is kind and _grouped_mm_takes(layer.weight)
+            type(layer) is kind and layer.weight.size(1) * layer.weight.element_size() % 16 == 0
             for expert in self.local_experts
             for layer, kind in ((expert.linear_fc1, ColumnParallelLinear), (expert.linear_fc2, RowParallelLinear))
         )
@@ -123,10 +124,6 @@ def _activated(x: Tensor, config: Any) -> Tensor:
     if bound is not None:
         gate, linear = gate.clamp(max=bound), linear.clamp(min=-bound, max=bound)
     return config.activation_func(gate) * (linear + config.glu_linear_offset)
-
-
-def _grouped_mm_takes(weight: Any) -> bool:
-    return weight.size(1) * weight.element_size() % 16 == 0
 
 
 def _run_forward_pre_hooks(layer: Any) -> None:

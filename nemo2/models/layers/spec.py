@@ -118,7 +118,23 @@ def mtp_block_spec(config: TransformerConfig, spec: ModuleSpec, *, vp_stage: Opt
 
 def completed(spec: Any, config: TransformerConfig) -> Any:
     """A copy of a spec of Transformer Engine's layers, with the features that they lack for `config`."""
-    return exchanged(spec, _additions_to_te(config))
+    from megatron.core.extensions import transformer_engine as te
+
+    table: dict[Any, Any] = {}
+    if config.multi_latent_attention:
+        from nemo2.models.layers.mla import MLAOfTransformerEngine
+
+        table[MLASelfAttention] = MLAOfTransformerEngine
+    if getattr(config, "attn_logit_softcapping", None) is not None:
+        table[te.TEDotProductAttention] = SDPAttention
+    if not getattr(config, "pre_sublayer_layernorm", True):
+        table[te.TELayerNormColumnParallelLinear] = te.TEColumnParallelLinear
+    if getattr(config, "post_sublayer_layernorm", False):
+        from nemo2.models.layers.post_norm import with_post_norm
+
+        linear: Any = te.TERowParallelLinear
+        table[linear] = with_post_norm(linear)
+    return exchanged(spec, table)
 
 
 def _block(
@@ -183,27 +199,6 @@ def _replacements(config: TransformerConfig) -> dict[Any, Any]:
     except ImportError:
         return table
     return table | {FusedLayerNorm: TorchNorm}
-
-
-def _additions_to_te(config: TransformerConfig) -> dict[Any, Any]:
-    """Settings that Transformer Engine's layers do not support."""
-    from megatron.core.extensions import transformer_engine as te
-
-    table: dict[Any, Any] = {}
-    if config.multi_latent_attention:
-        from nemo2.models.layers.mla import MLAOfTransformerEngine
-
-        table[MLASelfAttention] = MLAOfTransformerEngine
-    if getattr(config, "attn_logit_softcapping", None) is not None:
-        table[te.TEDotProductAttention] = SDPAttention
-    if not getattr(config, "pre_sublayer_layernorm", True):
-        table[te.TELayerNormColumnParallelLinear] = te.TEColumnParallelLinear
-    if getattr(config, "post_sublayer_layernorm", False):
-        from nemo2.models.layers.post_norm import with_post_norm
-
-        linear: Any = te.TERowParallelLinear
-        table[linear] = with_post_norm(linear)
-    return table
 
 
 def row_parallel_linears() -> list[Any]:

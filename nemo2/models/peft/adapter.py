@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A low-rank adapter of a linear layer: its two factors, and the layer with its adapter."""
+"""A low-rank adapter of a linear layer: its two factors, the layer with its adapter, and merging the two."""
 
 import hashlib
 import math
@@ -14,6 +14,7 @@ from megatron.core.transformer.utils import sharded_state_dict_default
 from torch import Tensor, nn
 
 from nemo2.errors import ConfigError
+from nemo2.mcore.parallel.transform import forget_transform
 from nemo2.models.layers.attend import wide
 from nemo2.models.peft.placement import Placement, placement_of
 
@@ -312,3 +313,20 @@ def required_placement(layer: nn.Module, name: str) -> Placement:
             "the targets, or name it in peft.exclude_modules."
         )
     return placement
+
+
+@torch.no_grad()
+def merge(core: nn.Module) -> None:
+    """Merge every adapter of a model chunk into its layer's weight on this rank, and restore the plain layer.
+
+    Sums are computed in fp32 and rounded once.
+    """
+    for parent in list(core.modules()):
+        for name, child in list(parent.named_children()):
+            if isinstance(child, Adapted):
+                layer: Any = child.to_wrap
+                layer.weight.copy_(child.merged_weight())
+                setattr(parent, name, layer)
+                if hasattr(layer, "return_layernorm_output"):
+                    layer.return_layernorm_output = False
+    forget_transform(core)

@@ -65,7 +65,7 @@ class Domain:
             return False  # torch's sizes have 64 bits, and floats can't represent such numbers
         if math.isnan(value) or (self.kind == "whole" and not isinstance(value, numbers.Integral)):
             return False
-        low, high = _edges(interval)
+        low, high = map(float, interval[1:-1].split(", "))
         number = float(value)
         if number in self.but:
             return False
@@ -107,11 +107,6 @@ class Choice:
         return f"{', '.join(map(repr, self.texts[:-1]))} or {self.texts[-1]!r}"
 
 
-def _edges(interval: str) -> tuple[float, float]:
-    low, high = interval[1:-1].split(", ")
-    return float(low), float(high)
-
-
 def _words(interval: str, *, whole: bool) -> str:
     low, high = interval[1:-1].split(", ")
     bounds = []
@@ -134,169 +129,119 @@ _decay = partial(Domain, "[0, 1)")
 _share = partial(Domain, "[0, 1]")
 _steps = partial(Domain, "[0, inf)", kind="steps")
 
-_WIDTH = "a dimension of a weight"
+
+def _rows(domains: Mapping[str, Domain]) -> dict[str, Domain]:
+    """The domain of each field. A key names the fields that share a domain."""
+    return {name: domain for names, domain in domains.items() for name in names.split()}
+
+
 _DIVISOR = "a divisor"
 _YARN = "YaRN divides by this number or takes its logarithm"
 _TIMES = "the weight of a loss term, which a negative weight would increase"
 
-MODEL: Mapping[str, Domain] = {
-    # Widths and counts
-    **dict.fromkeys(
+MODEL: Mapping[str, Domain] = _rows(
+    {
+        # Widths and counts
         (
-            "hidden_size",
-            "ffn_hidden_size",
-            "kv_channels",
-            "moe_ffn_hidden_size",
-            "moe_latent_size",
-            "vocab_size",
-            "moe_shared_expert_intermediate_size",
-            "q_lora_rank",
-            "kv_lora_rank",
-            "qk_head_dim",
-            "qk_pos_emb_head_dim",
-            "v_head_dim",
-            "mamba_state_dim",
-            "mamba_head_dim",
-            "mamba_num_heads",
-            "linear_conv_kernel_dim",
-            "linear_key_head_dim",
-            "linear_value_head_dim",
-            "dsa_indexer_head_dim",
-        ),
-        _count(_WIDTH),
-    ),
-    **dict.fromkeys(
+            "hidden_size ffn_hidden_size kv_channels moe_ffn_hidden_size moe_latent_size vocab_size "
+            "moe_shared_expert_intermediate_size q_lora_rank kv_lora_rank qk_head_dim qk_pos_emb_head_dim v_head_dim "
+            "mamba_state_dim mamba_head_dim mamba_num_heads linear_conv_kernel_dim linear_key_head_dim "
+            "linear_value_head_dim dsa_indexer_head_dim"
+        ): _count("a dimension of a weight"),
         (
-            "num_layers",
-            "num_attention_heads",
-            "num_query_groups",
-            "num_moe_experts",
-            "mtp_num_layers",
-            "mamba_num_groups",
-            "linear_num_key_heads",
-            "linear_num_value_heads",
-            "dsa_indexer_n_heads",
+            "num_layers num_attention_heads num_query_groups num_moe_experts mtp_num_layers mamba_num_groups "
+            "linear_num_key_heads linear_num_value_heads dsa_indexer_n_heads"
+        ): _count("a number of parts of the model", most=100_000),
+        "make_vocab_size_divisible_by mup_base_hidden_size": _count(_DIVISOR),
+        "seq_length max_position_embeddings old_context_len attention_chunk_size": _count("a number of positions"),
+        "mup_base_head_dim": _positive(_DIVISOR),
+        "mup_width_mult": _positive("the standard deviation of the weights is divided by its square root"),
+        "mup_embedding_mult embedding_multiplier": _positive("multiplies the embeddings"),
+        "mup_output_mult logit_scale": _positive("multiplies the logits"),
+        "residual_multiplier": _positive("multiplies the outputs of attention and feed-forward"),
+        "logits_scaling": _positive("logits are divided by this number"),
+        "mup_attn_scale_power": Domain("(-inf, inf)", "an exponent"),
+        # Norms, activations, weights as they start
+        "layernorm_epsilon": _weight("added to a variance before the square root, so that a negative value gives NaN"),
+        "latent_layernorm_epsilon dsa_indexer_k_norm_epsilon": _weight("added to a variance before the square root"),
+        "hidden_dropout attention_dropout": _decay("the share of values that dropout sets to 0"),
+        "glu_linear_offset": Domain("(-inf, inf)", "added to the linear half of the gate"),
+        "activation_func_clamp_value": _positive(
+            "activations are clamped to the range from minus this value to this value"
         ),
-        _count("a number of parts of the model", most=100_000),
-    ),
-    "make_vocab_size_divisible_by": _count(_DIVISOR),
-    "seq_length": _count("a number of positions"),
-    "max_position_embeddings": _count("a number of positions"),
-    "mup_base_hidden_size": _count(_DIVISOR),
-    "mup_base_head_dim": _positive(_DIVISOR),
-    "mup_width_mult": _positive("the standard deviation of the weights is divided by its square root"),
-    "mup_embedding_mult": _positive("multiplies the embeddings"),
-    "mup_output_mult": _positive("multiplies the logits"),
-    "embedding_multiplier": _positive("multiplies the embeddings"),
-    "residual_multiplier": _positive("multiplies the outputs of attention and feed-forward"),
-    "logits_scaling": _positive("logits are divided by this number"),
-    "logit_scale": _positive("multiplies the logits"),
-    "mup_attn_scale_power": Domain("(-inf, inf)", "an exponent"),
-    # Norms, activations, weights as they start
-    "layernorm_epsilon": _weight("added to a variance before the square root, so that a negative value gives NaN"),
-    "latent_layernorm_epsilon": _weight("added to a variance before the square root"),
-    "dsa_indexer_k_norm_epsilon": _weight("added to a variance before the square root"),
-    "hidden_dropout": _decay("the share of values that dropout sets to 0"),
-    "attention_dropout": _decay("the share of values that dropout sets to 0"),
-    "glu_linear_offset": Domain("(-inf, inf)", "added to the linear half of the gate"),
-    "activation_func_clamp_value": _positive(
-        "activations are clamped to the range from minus this value to this value"
-    ),
-    "init_method_std": _weight("a standard deviation"),
-    "embedding_init_method_std": _weight("a standard deviation"),
-    # Attention and positions
-    "softmax_scale": _positive("multiplies the attention scores", unless="set None for 1 / sqrt(kv_channels)"),
-    "query_pre_attn_scalar": _positive("attention scores are divided by its square root"),
-    "attn_logit_softcapping": _positive(
-        "attention scores are divided by this number", unless="set None to turn it off"
-    ),
-    "final_logit_softcapping": _positive("logits are divided by this number", unless="set None to turn it off"),
-    "rotary_base": _positive("raised to a fractional power, so that a negative value gives NaN"),
-    "rotary_percent": Domain(
-        "(0, 1]", "a share of the channels of a head", unless="set position_embedding_type='none' to rotate nothing"
-    ),
-    "seq_len_interpolation_factor": _positive(
-        "positions are divided by this number", unless=("set None to leave positions as they are")
-    ),
-    "rope_scaling_factor": _positive("positions are divided by this number"),
-    "scale_factor": _positive("frequencies are divided by this number"),
-    "low_freq_factor": _positive("the old context length is divided by this number"),
-    "high_freq_factor": _positive("the old context length is divided by this number"),
-    "old_context_len": _count("a number of positions"),
-    "floor_scale": _count(_DIVISOR),
-    "attn_scale": _weight("multiplies a logarithm"),
-    "query_growth": _weight("multiplies a logarithm"),
-    **dict.fromkeys(
-        (
-            "rotary_scaling_factor",
-            "beta_fast",
-            "beta_slow",
-            "yarn_rotary_scaling_factor",
-            "yarn_beta_fast",
-            "yarn_beta_slow",
+        "init_method_std embedding_init_method_std": _weight("a standard deviation"),
+        # Attention and positions
+        "softmax_scale": _positive("multiplies the attention scores", unless="set None for 1 / sqrt(kv_channels)"),
+        "query_pre_attn_scalar": _positive("attention scores are divided by its square root"),
+        "attn_logit_softcapping": _positive(
+            "attention scores are divided by this number", unless="set None to turn it off"
         ),
-        _positive(_YARN),
-    ),
-    "original_max_position_embeddings": _count(_YARN),
-    "yarn_original_max_position_embeddings": _count(_YARN),
-    **dict.fromkeys(
-        ("mscale", "mscale_all_dim", "yarn_mscale", "yarn_mscale_all_dim"), _weight("multiplies a logarithm")
-    ),
-    "mrope_section": _natural("the number of channels of a section", length=3),
-    "window_size": Domain("[-1, inf)", "the number of keys on each side; -1 means all keys", "whole", length=2),
-    "attention_chunk_size": _count("a number of positions"),
-    "interleaved_attn_pattern": _natural("numbers of layers with and without a window", length=2),
-    **dict.fromkeys(
-        ("window_attn_skip_freq", "no_rope_freq", "linear_attention_freq", "moe_layer_freq"),
-        _pattern("every n-th layer, or a list with one flag per layer"),
-    ),
-    "qk_clip_alpha": _share("the share of the correction that the queries get"),
-    "qk_clip_threshold": _positive("larger scores are scaled down to this value"),
-    "dsa_indexer_topk": _count("a number of keys"),
-    "dsa_indexer_topk_freq": _count(_DIVISOR),
-    "dsa_indexer_skip_topk_offset": _natural("a number of layers"),
-    "dsa_indexer_loss_coeff": _weight(_TIMES),
-    "mtp_loss_scaling_factor": _weight(_TIMES),
-    # Experts
-    **dict.fromkeys(
-        ("moe_router_topk", "moe_router_topk_limited_devices", "moe_router_num_groups", "moe_router_group_topk"),
-        _count("a number of experts, devices or groups"),
-    ),
-    "moe_router_topk_scaling_factor": _weight("multiplies the scores of the experts; 0 means no scaling"),
-    "moe_expert_capacity_factor": Domain(
-        "(-inf, inf)",
-        "multiplies the number of tokens of each expert; 0 would drop all tokens, and Megatron-Core treats a negative "
-        "value as None",
-        unless="set None to drop no tokens",
-        but=(0,),
-    ),
-    "moe_router_bias_update_rate": _weight(
-        "the size of a step towards balance; a negative step would increase the imbalance"
-    ),
-    "moe_aux_loss_coeff": _weight(_TIMES),
-    "moe_z_loss_coeff": _weight(_TIMES),
-    "moe_input_jitter_eps": _decay("inputs are multiplied by a random number from 1 - eps to 1 + eps"),
-    "moe_router_quantile_balancing_ema": _decay("the share of the old mean that is kept"),
-    # Recomputation, offloading, low precision, kernels
-    "recompute_num_layers": _count("a number of layers; with 0, Megatron-Core loops forever"),
-    "cpu_offloading_num_layers": _natural("a number of layers"),
-    "min_offloaded_tensor_size": _natural("a number of elements"),
-    "activation_offload_fraction": _share("a share of the activations"),
-    "delta_offload_bytes_across_pp_ranks": _natural("a number of bytes"),
-    "fine_grained_offloading_max_inflight_offloads": _natural("a number of copies"),
-    "wgrad_deferral_limit": _natural("a number of micro-batches; 0 means all of them"),
-    "fp8_margin": Domain("(-inf, inf)", "an exponent of 2", "whole"),
-    "fp8_interval": _count("a number of steps"),
-    "fp8_amax_history_len": _count("a number of steps"),
-    "num_layers_at_start_in_bf16": _natural("a number of layers"),
-    "num_layers_at_end_in_bf16": _natural("a number of layers"),
-    "cuda_graph_warmup_steps": _natural("a number of steps"),
-    "mlp_chunks_for_prefill": _count(_DIVISOR),
-    "mlp_chunks_for_training": _count(_DIVISOR),
-    # Hybrids
-    "hybrid_attention_ratio": _share("a share of the layers"),
-    "hybrid_mlp_ratio": _share("a share of the layers"),
-}
+        "final_logit_softcapping": _positive("logits are divided by this number", unless="set None to turn it off"),
+        "rotary_base": _positive("raised to a fractional power, so that a negative value gives NaN"),
+        "rotary_percent": Domain(
+            "(0, 1]", "a share of the channels of a head", unless="set position_embedding_type='none' to rotate nothing"
+        ),
+        "seq_len_interpolation_factor": _positive(
+            "positions are divided by this number", unless=("set None to leave positions as they are")
+        ),
+        "rope_scaling_factor": _positive("positions are divided by this number"),
+        "scale_factor": _positive("frequencies are divided by this number"),
+        "low_freq_factor high_freq_factor": _positive("the old context length is divided by this number"),
+        "floor_scale dsa_indexer_topk_freq": _count(_DIVISOR),
+        "attn_scale query_growth mscale mscale_all_dim yarn_mscale yarn_mscale_all_dim": _weight(
+            "multiplies a logarithm"
+        ),
+        "rotary_scaling_factor beta_fast beta_slow yarn_rotary_scaling_factor yarn_beta_fast yarn_beta_slow": _positive(
+            _YARN
+        ),
+        "original_max_position_embeddings yarn_original_max_position_embeddings": _count(_YARN),
+        "mrope_section": _natural("the number of channels of a section", length=3),
+        "window_size": Domain("[-1, inf)", "the number of keys on each side; -1 means all keys", "whole", length=2),
+        "interleaved_attn_pattern": _natural("numbers of layers with and without a window", length=2),
+        "window_attn_skip_freq no_rope_freq linear_attention_freq moe_layer_freq": _pattern(
+            "every n-th layer, or a list with one flag per layer"
+        ),
+        "qk_clip_alpha": _share("the share of the correction that the queries get"),
+        "qk_clip_threshold": _positive("larger scores are scaled down to this value"),
+        "dsa_indexer_topk": _count("a number of keys"),
+        "dsa_indexer_skip_topk_offset": _natural("a number of layers"),
+        "dsa_indexer_loss_coeff mtp_loss_scaling_factor": _weight(_TIMES),
+        # Experts
+        "moe_router_topk moe_router_topk_limited_devices moe_router_num_groups moe_router_group_topk": _count(
+            "a number of experts, devices or groups"
+        ),
+        "moe_router_topk_scaling_factor": _weight("multiplies the scores of the experts; 0 means no scaling"),
+        "moe_expert_capacity_factor": Domain(
+            "(-inf, inf)",
+            "multiplies the number of tokens of each expert; 0 would drop all tokens, and Megatron-Core treats a negative "
+            "value as None",
+            unless="set None to drop no tokens",
+            but=(0,),
+        ),
+        "moe_router_bias_update_rate": _weight(
+            "the size of a step towards balance; a negative step would increase the imbalance"
+        ),
+        "moe_aux_loss_coeff moe_z_loss_coeff": _weight(_TIMES),
+        "moe_input_jitter_eps": _decay("inputs are multiplied by a random number from 1 - eps to 1 + eps"),
+        "moe_router_quantile_balancing_ema": _decay("the share of the old mean that is kept"),
+        # Recomputation, offloading, low precision, kernels
+        "recompute_num_layers": _count("a number of layers; with 0, Megatron-Core loops forever"),
+        "cpu_offloading_num_layers num_layers_at_start_in_bf16 num_layers_at_end_in_bf16": _natural(
+            "a number of layers"
+        ),
+        "min_offloaded_tensor_size": _natural("a number of elements"),
+        "activation_offload_fraction": _share("a share of the activations"),
+        "delta_offload_bytes_across_pp_ranks": _natural("a number of bytes"),
+        "fine_grained_offloading_max_inflight_offloads": _natural("a number of copies"),
+        "wgrad_deferral_limit": _natural("a number of micro-batches; 0 means all of them"),
+        "fp8_margin": Domain("(-inf, inf)", "an exponent of 2", "whole"),
+        "fp8_interval fp8_amax_history_len": _count("a number of steps"),
+        "cuda_graph_warmup_steps": _natural("a number of steps"),
+        "mlp_chunks_for_prefill mlp_chunks_for_training": _count(_DIVISOR),
+        # Hybrids
+        "hybrid_attention_ratio hybrid_mlp_ratio": _share("a share of the layers"),
+    }
+)
 
 MODEL_TEXTS: Mapping[str, Choice] = {
     "normalization": Choice(("LayerNorm", "RMSNorm", "L2Norm"), "the norms of Megatron-Core's layers"),
@@ -315,50 +260,47 @@ BUFFERS: Mapping[str, Domain] = {
     ),
 }
 
-OPTIMIZER: Mapping[str, Domain] = {
-    "lr": _positive("the peak learning rate"),
-    "min_lr": _weight("the final learning rate"),
-    "decoupled_lr": _weight("the peak learning rate of the embedding and the output layer"),
-    "decoupled_min_lr": _weight("the final learning rate of the embedding and the output layer"),
-    "weight_decay": _weight("with a negative value, the weights would grow"),
-    "clip_grad": _weight(
-        "gradients with a larger norm are scaled down to this norm", unless="set 0 to turn off clipping"
-    ),
-    "grad_norm_skip_threshold": Domain("(0, inf]", "steps with a larger gradient norm are skipped"),
-    "loss_scale": _weight("multiplies the loss and divides the gradients; 0 means a dynamic scale"),
-    "initial_loss_scale": _positive("multiplies the loss and divides the gradients"),
-    "min_loss_scale": _positive("multiplies the loss and divides the gradients"),
-    "loss_scale_window": _positive("a number of steps"),
-    "hysteresis": _count("a number of overflows"),
-    "adam_beta1": _decay("the share of the old moment that is kept"),
-    "adam_beta2": _decay("the share of the old moment that is kept"),
-    "adam_eps": _positive("added to a square root before a division"),
-    "sgd_momentum": _share("the share of the old velocity that is kept"),
-    "muon_momentum": _share("the share of the old velocity that is kept"),
-    "muon_num_ns_steps": _count("a number of Newton-Schulz iterations"),
-    "muon_extra_scale_factor": _positive("multiplies the update"),
-    **dict.fromkeys(
-        ("lion_beta1", "lion_beta2", "soap_shampoo_beta", "adaptive_muon_beta2"),
-        _decay("the share of the old moment that is kept"),
-    ),
-    "adaptive_muon_eps": _positive("added to a square root before a division"),
-    "soap_precondition_frequency": _count(_DIVISOR),
-    "optimizer_offload_fraction": _share("a share of the parameters"),
-}
+OPTIMIZER: Mapping[str, Domain] = _rows(
+    {
+        "lr": _positive("the peak learning rate"),
+        "min_lr": _weight("the final learning rate"),
+        "decoupled_lr": _weight("the peak learning rate of the embedding and the output layer"),
+        "decoupled_min_lr": _weight("the final learning rate of the embedding and the output layer"),
+        "weight_decay": _weight("with a negative value, the weights would grow"),
+        "clip_grad": _weight(
+            "gradients with a larger norm are scaled down to this norm", unless="set 0 to turn off clipping"
+        ),
+        "grad_norm_skip_threshold": Domain("(0, inf]", "steps with a larger gradient norm are skipped"),
+        "loss_scale": _weight("multiplies the loss and divides the gradients; 0 means a dynamic scale"),
+        "initial_loss_scale min_loss_scale": _positive("multiplies the loss and divides the gradients"),
+        "loss_scale_window": _positive("a number of steps"),
+        "hysteresis": _count("a number of overflows"),
+        "adam_beta1 adam_beta2 lion_beta1 lion_beta2 soap_shampoo_beta adaptive_muon_beta2": _decay(
+            "the share of the old moment that is kept"
+        ),
+        "adam_eps adaptive_muon_eps": _positive("added to a square root before a division"),
+        "sgd_momentum muon_momentum": _share("the share of the old velocity that is kept"),
+        "muon_num_ns_steps": _count("a number of Newton-Schulz iterations"),
+        "muon_extra_scale_factor": _positive("multiplies the update"),
+        "soap_precondition_frequency": _count(_DIVISOR),
+        "optimizer_offload_fraction": _share("a share of the parameters"),
+    }
+)
 
-SCHEDULE: Mapping[str, Domain] = {
-    "max_steps": Domain("[1, inf)", "the length of the schedule", "steps", unless="set None to use trainer.max_steps"),
-    "warmup_steps": _steps("a number of steps"),
-    "hold_steps": _steps("a number of steps"),
-    "constant_steps": _steps("a number of steps"),
-    "warmup_ratio": _share("a share of max_steps"),
-    "hold_ratio": _share("a share of max_steps"),
-    "min_lr": _weight("a learning rate"),
-    "frequency": _count("the number of steps between two updates of the learning rate"),
-    "d_model": _count("the learning rate is divided by its square root"),
-    "decay_rate": _weight("an exponent; with a negative value, the learning rate would rise"),
-    "power": _weight("an exponent; with a negative value, the learning rate would have no limit"),
-}
+SCHEDULE: Mapping[str, Domain] = _rows(
+    {
+        "max_steps": Domain(
+            "[1, inf)", "the length of the schedule", "steps", unless="set None to use trainer.max_steps"
+        ),
+        "warmup_steps hold_steps constant_steps": _steps("a number of steps"),
+        "warmup_ratio hold_ratio": _share("a share of max_steps"),
+        "min_lr": _weight("a learning rate"),
+        "frequency": _count("the number of steps between two updates of the learning rate"),
+        "d_model": _count("the learning rate is divided by its square root"),
+        "decay_rate": _weight("an exponent; with a negative value, the learning rate would rise"),
+        "power": _weight("an exponent; with a negative value, the learning rate would have no limit"),
+    }
+)
 
 TRAINER: Mapping[str, Domain] = {
     "max_steps": Domain(
@@ -379,17 +321,19 @@ BATCH: Mapping[str, Domain] = {
 
 DATA: Mapping[str, Domain] = {
     **BATCH,
-    "num_train_samples": _count("a number of samples"),
-    "num_val_samples": _natural("a number of samples"),
-    "num_test_samples": _natural("a number of samples"),
-    "num_workers": _natural("a number of processes; with 0, the training process loads the data"),
-    "num_dataset_builder_threads": _count("a number of threads"),
-    "init_consumed_samples": _natural("a number of samples"),
-    "init_global_step": _natural("a number of steps"),
-    "seed": _natural("NumPy's generators accept no negative seed"),
-    "memmap_workers": _count("a number of threads that tokenize"),
-    "pad_token_id": _natural("an id of the vocabulary"),
-    "pad_seq_len_divisible": _count(_DIVISOR),
+    **_rows(
+        {
+            "num_train_samples": _count("a number of samples"),
+            "num_val_samples num_test_samples init_consumed_samples": _natural("a number of samples"),
+            "num_workers": _natural("a number of processes; with 0, the training process loads the data"),
+            "num_dataset_builder_threads": _count("a number of threads"),
+            "init_global_step": _natural("a number of steps"),
+            "seed": _natural("NumPy's generators accept no negative seed"),
+            "memmap_workers": _count("a number of threads that tokenize"),
+            "pad_token_id": _natural("an id of the vocabulary"),
+            "pad_seq_len_divisible": _count(_DIVISOR),
+        }
+    ),
 }
 
 FILES: Mapping[str, Domain] = {

@@ -102,7 +102,10 @@ def explain(recipe: Any, effective: Settled, field: str) -> list[Explanation]:
     if buffers is not None and buffers.path not in {one.path for one in explanations}:
         explanations.append(buffers)
     if not explanations:
-        raise ConfigError(f"No setting of this recipe is called {field!r}{did_you_mean(field, _all_names(recipe))}")
+        names: dict[str, None] = {}
+        for _, node in iterate_nodes(recipe):
+            names |= dict.fromkeys([*parameter_names(node.__fn_or_cls__), *aliases_of(node.__fn_or_cls__)])
+        raise ConfigError(f"No setting of this recipe is called {field!r}{did_you_mean(field, list(names))}")
     return explanations
 
 
@@ -224,10 +227,3 @@ def _follow(recipe: Any, names: list[str]) -> Any:
         except (AttributeError, IndexError, ValueError, TypeError):
             return _NOTHING
     return node
-
-
-def _all_names(recipe: Any) -> list[str]:
-    names: dict[str, None] = {}
-    for _, node in iterate_nodes(recipe):
-        names |= dict.fromkeys([*parameter_names(node.__fn_or_cls__), *aliases_of(node.__fn_or_cls__)])
-    return list(names)

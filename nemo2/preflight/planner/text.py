@@ -37,7 +37,7 @@ def speed_lines(plan: Plan) -> list[str]:
         (
             "MFU",
             f"{plan.mfu:.1%}  with causal attention FLOPs, {plan.mfu_full_attention:.1%} with full attention FLOPs, of "
-            f"{plan.gpu.rate(job_precision(plan)) / 1e12:,.0f} TFLOP/s",
+            f"{plan.gpu.rate(plan.job.precision) / 1e12:,.0f} TFLOP/s",
         ),
         (
             "TFLOP/s per GPU",
@@ -54,11 +54,6 @@ def band_words(band: Band) -> str:
         return f"two thirds of {band.measurements} published speeds of similar jobs ({band.kind}) lie in this band"
     number = f"only {band.measurements}" if band.measurements else "no"
     return f"the widest band of all kinds, because {number} speeds of similar jobs ({band.kind}) are published"
-
-
-def job_precision(plan: Plan) -> str:
-    """The precision whose data-sheet rate is the denominator of MFU: the job's, or bf16 if the GPU has no such rate."""
-    return plan.job.precision if plan.job.precision in (*plan.gpu.flops, "fp32") else "bf16"
 
 
 def step_table(plan: Plan) -> list[str]:

@@ -77,7 +77,9 @@ def _collectives(ran: Ran, growth: float) -> tuple[CollectiveCount, ...]:
     for phase, call in ran.calls:
         if phase == "build" or not call.bytes or call.ranks == 1:
             continue
-        group = _group(call.group)
+        # In the words of `Layout`: `data` for `INTRA_PARTIAL_DATA_PARALLEL_GROUP_WITH_CP`.
+        words = re.sub("^INTRA_PARTIAL_|(_MODEL)?_PARALLEL|_GROUP|_WITH_CP", "", call.group)
+        group = _GROUPS.get(call.group, words.lower())
         per = "step" if group in _PER_STEP or phase in ("finalize", "optimizer") else "microbatch"
         factor = growth if per == "microbatch" else 1
         entry = sums.setdefault((call.kind, group, call.ranks, per), [0.0, 0.0])
@@ -88,12 +90,6 @@ def _collectives(ran: Ran, growth: float) -> tuple[CollectiveCount, ...]:
         for (kind, group, ranks, per), (calls, size) in sums.items()
     ]
     return tuple(sorted(counts, key=lambda count: -count.bytes))
-
-
-def _group(description: str) -> str:
-    """The name of a group in the words of `Layout`: ``data`` for ``INTRA_PARTIAL_DATA_PARALLEL_GROUP_WITH_CP``."""
-    words = re.sub("^INTRA_PARTIAL_|(_MODEL)?_PARALLEL|_GROUP|_WITH_CP", "", description)
-    return _GROUPS.get(description, words.lower())
 
 
 def _layers(chunk: Any) -> int:

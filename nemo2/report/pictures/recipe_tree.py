@@ -1,15 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Draws a recipe: a box for each config with the fields that it sets, joined to the configs inside it."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 import fiddle as fdl
 
 from nemo2.base.files import write_file
-from nemo2.config.show import effective_children, holds_configs, qualified_name, shown_value
+from nemo2.config.show import Branch, effective_children, holds_configs, qualified_name, shown_value, tree
 from nemo2.errors import ConfigError
 from nemo2.report.pictures.page import figure, page
 from nemo2.report.pictures.svg import Canvas, standalone, text_width
@@ -30,26 +28,6 @@ _SIZES = (
 """The fields of a model's config that define its size."""
 
 
-@dataclass
-class Box:
-    """A config: its class and its rows. ``part`` is the index of the recipe's part, which has a color of its own."""
-
-    name: str
-    title: str
-    part: int
-    rows: list["Row"] = field(default_factory=list)
-
-
-@dataclass
-class Row:
-    """A field: its value as text, or the box of the config in it. ``default``: whether the field is unset."""
-
-    label: str
-    value: str
-    child: Optional[Box] = None
-    default: bool = False
-
-
 def write_picture(recipe: Any, path: Path, *, title: str, defaults: bool = False) -> Path:
     """Draw a recipe into a file in the format of its suffix (`SUFFIXES`), and return the path. An existing file is replaced.
 
@@ -60,122 +38,107 @@ def write_picture(recipe: Any, path: Path, *, title: str, defaults: bool = False
     """
     if path.suffix not in SUFFIXES:
         raise ConfigError(f"{path}: the suffix of a picture must be one of {', '.join(SUFFIXES)}.")
-    picture = draw(boxes(recipe, defaults=defaults), title).render()
+    picture = draw(tree(recipe, defaults=defaults), title).render()
     if path.suffix == ".svg":
         return write_file(path, standalone(picture))
     caption = "Each box is a config with the fields that it sets."
     return write_file(path, page(title, figure(picture, caption, natural_size=True), wide=True))
 
 
-def boxes(recipe: Any, *, defaults: bool = False) -> Box:
-    """The recipe's configs as boxes. A config in two places is a box at the first place and a name at the second.
+def draw(root: Branch, title: str) -> Canvas:
+    """The recipe's configs as boxes from left to right, each next to the boxes of the configs inside it.
 
-    A model's sizes are shown even if they are defaults of its class.
+    A config in two places is a box at the first and a name at the second. A model's sizes are shown even if they are
+    defaults of its class.
     """
-    first: dict[int, str] = {}
-
-    def box(node: Any, name: str, path: str, part: int) -> Box:
-        first[id(node)] = path or "the recipe"
-        root = Box(name or "recipe", qualified_name(node.__fn_or_cls__).rpartition(".")[2], part)
-        for number, (label, value, default) in enumerate(_fields(node, defaults)):
-            below = f"{path}.{label}".removeprefix(".")
-            if not isinstance(value, fdl.Buildable):
-                root.rows.append(Row(label, shown_value(value), default=default))
-            elif id(value) in first:
-                root.rows.append(Row(label, f"same as {first[id(value)]}", default=default))
-            else:
-                child = box(value, label, below, number if part < 0 else part)
-                root.rows.append(Row(label, child.title, child, default))
-        return root
-
-    return box(recipe, "", "", -1)
-
-
-def draw(root: Box, title: str) -> Canvas:
-    """The boxes from left to right, each next to the boxes of the configs inside it."""
     columns: list[float] = []
 
-    def measure(box: Box, depth: int) -> None:
+    def measure(box: Branch, depth: int) -> None:
         columns.extend([0.0] * (depth + 1 - len(columns)))
         columns[depth] = max(columns[depth], _width(box))
-        for child in _children(box):
-            measure(child, depth + 1)
+        for _, one in rows_of(box):
+            if is_box(one):
+                measure(one, depth + 1)
 
     measure(root, 0)
     starts = [_EDGE + sum(width + _BETWEEN for width in columns[:depth]) for depth in range(len(columns))]
     canvas = Canvas(starts[-1] + columns[-1] + _EDGE, 0, title=title)
 
-    def place(box: Box, depth: int, top: float) -> tuple[float, float]:
-        """Draw a box and all boxes inside it from ``top`` down. Returns the heights of its title and of the lower end."""
-        end, joints = top, {}
-        for row in box.rows:
-            if row.child is not None:
-                joints[id(row)], end = place(row.child, depth + 1, end)
+    def place(box: Branch, name: str, part: int, depth: int, top: float) -> tuple[float, float]:
+        """Draw a box and all boxes inside it from ``top`` down. Returns the heights of its title and of the lower end.
+        ``part`` is the index of the recipe's part, which has a color of its own; -1 for the recipe."""
+        end, joints, rows = top, {}, rows_of(box)
+        for number, (label, one) in enumerate(rows):
+            if is_box(one):
+                joints[number], end = place(one, label, number if part < 0 else part, depth + 1, end)
                 end += _GAP
         end = end - _GAP if joints else end
-        height = _height(box)
+        height = _HEAD + (len(rows) * _LINE + 8 if rows else 0)
         y = max(top, min((top + end - height) / 2, next(iter(joints.values()), top) - _HEAD / 2)) if joints else top
         x, width = starts[depth], _width(box)
         canvas.rect(x, y, width, height, "card", radius=5, outline="edge")
-        canvas.rect(x, y, width, _HEAD, f"c{box.part % 7}" if box.part >= 0 else "c7", radius=5)
-        canvas.text(x + _PAD, y + 16, box.title, "ink", strong=True, tip=f"{box.name}: {box.title}")
-        for number, row in enumerate(box.rows):
+        canvas.rect(x, y, width, _HEAD, f"c{part % 7}" if part >= 0 else "c7", radius=5)
+        canvas.text(x + _PAD, y + 16, _title(box), "ink", strong=True, tip=f"{name}: {_title(box)}")
+        for number, (label, one) in enumerate(rows):
             middle = y + _HEAD + 4 + number * _LINE + 12
-            tone = "soft" if row.default else "ink"
-            canvas.text(x + _PAD, middle, row.label, "soft")
-            if row.child is None:
+            canvas.text(x + _PAD, middle, label, "soft")
+            if number not in joints:
                 # Right-aligned, because the drawn width of the label isn't known exactly.
-                canvas.text(x + width - _PAD, middle, _cut(row.value), tone, anchor="end", tip=row.value)
+                text, tone = text_of(one), "soft" if one.default else "ink"
+                canvas.text(x + width - _PAD, middle, _cut(text), tone, anchor="end", tip=text)
             else:
                 # Straight to the column of elbows, vertically along it, and on to the title of the box.
                 elbow = starts[depth + 1] - _BETWEEN / 2
                 canvas.line(x + width, middle - 4, elbow, middle - 4, "soft")
-                canvas.line(elbow, middle - 4, elbow, joints[id(row)], "soft")
-                canvas.line(elbow, joints[id(row)], starts[depth + 1], joints[id(row)], "soft")
+                canvas.line(elbow, middle - 4, elbow, joints[number], "soft")
+                canvas.line(elbow, joints[number], starts[depth + 1], joints[number], "soft")
         return y + _HEAD / 2, max(end, y + height)
 
-    _, canvas.height = place(root, 0, _EDGE)
+    _, canvas.height = place(root, "recipe", -1, 0, _EDGE)
     canvas.height += _EDGE
     return canvas
 
 
-def _fields(node: Any, defaults: bool) -> Iterator[tuple[str, Any, bool]]:
-    """The fields of a config as ``(label, value, whether it is unset)``. Lists and dicts with configs yield their items."""
-    own = {step for step, _ in effective_children(node, defaults=False)}
+def rows_of(box: Branch) -> list[tuple[str, Branch]]:
+    """The fields of a config with their labels. Lists and dicts with configs yield their items."""
 
-    def spread(label: str, value: Any, default: bool) -> Iterator[tuple[str, Any, bool]]:
-        if not isinstance(value, fdl.Buildable) and holds_configs(value):
-            for step, child in effective_children(value, defaults=False):
-                yield from spread(f"{label}{step}", child, default)
-        else:
-            yield label, value, default
+    def spread(label: str, one: Branch) -> list[tuple[str, Branch]]:
+        if isinstance(one.value, fdl.Buildable) or not holds_configs(one.value):
+            return [(label, one)]
+        return [row for below in one.inside for row in spread(f"{label}{below.step}", below)]
 
-    shown = effective_children(node, defaults=defaults)
-    for step, value in shown if defaults else [*_sizes(node, own), *shown]:
-        yield from spread(step.strip("."), value, step not in own)
+    return [row for one in (*_sizes(box), *box.inside) for row in spread(one.label, one)]
 
 
-def _sizes(node: Any, own: set[str]) -> list[tuple[str, Any]]:
+def is_box(one: Branch) -> bool:
+    return isinstance(one.value, fdl.Buildable) and not one.first
+
+
+def text_of(one: Branch) -> str:
+    """The value of a row that is no box."""
+    return f"same as {one.first}" if one.first else shown_value(one.value)
+
+
+def _sizes(box: Branch) -> list[Branch]:
     """The unset sizes of a model's config, whose values are its class's. Empty for other configs."""
-    values = dict(effective_children(node, defaults=True))
+    values = dict(effective_children(box.value, defaults=True))
     if not {".num_layers", ".hidden_size"} <= values.keys():
         return []
     names = [name for name in _SIZES if values.get(".num_moe_experts") or not name.startswith("moe_")]
-    sizes = [(f".{name}", values.get(f".{name}")) for name in names if f".{name}" not in own]
-    return [(step, value) for step, value in sizes if isinstance(value, int) and value]
+    shown = {one.step for one in box.inside}
+    sizes = [(f".{name}", values.get(f".{name}")) for name in names if f".{name}" not in shown]
+    return [Branch(step=step, value=value, default=True) for step, value in sizes if isinstance(value, int) and value]
 
 
-def _children(box: Box) -> Iterator[Box]:
-    return (row.child for row in box.rows if row.child is not None)
+def _title(box: Branch) -> str:
+    return qualified_name(box.value.__fn_or_cls__).rpartition(".")[2]
 
 
-def _width(box: Box) -> float:
-    rows = [text_width(row.label) + (18 + text_width(_cut(row.value)) if row.child is None else 0) for row in box.rows]
-    return max([text_width(box.title) * 1.25, *(width * 1.04 for width in rows)]) + 2 * _PAD
-
-
-def _height(box: Box) -> float:
-    return _HEAD + (len(box.rows) * _LINE + 8 if box.rows else 0)
+def _width(box: Branch) -> float:
+    rows = [
+        text_width(label) + (0 if is_box(one) else 18 + text_width(_cut(text_of(one)))) for label, one in rows_of(box)
+    ]
+    return max([text_width(_title(box)) * 1.25, *(width * 1.04 for width in rows)]) + 2 * _PAD
 
 
 def _cut(text: str) -> str:

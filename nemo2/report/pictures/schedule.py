@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from typing import Any, Literal, Optional
 
 from nemo2.errors import ConfigError
+from nemo2.mcore.parallel.layout import Layout
 
 Phase = Literal["warm-up", "steady", "drain"]
 
@@ -40,26 +41,16 @@ class Schedule:
     def __post_init__(self) -> None:
         if self.pp < 1 or self.num_microbatches < 1:
             raise ConfigError(f"pp={self.pp}, num_microbatches={self.num_microbatches}: must both be at least 1.")
-        if not self.interleaved:
-            return
-        # The rules of Megatron-Core's forward_backward_pipelining_with_interleaving.
-        group, count = self.group, self.num_microbatches
-        if not self.pp <= group <= count:
-            fixes = [f"set it to at least {self.pp}"] if group < self.pp else []
-            fixes += [f"use at least {max(group, self.pp)} micro-batches"] if count < max(group, self.pp) else []
-            raise ConfigError(
-                f"strategy.microbatch_group_size_per_vp_stage={group} must lie between the pipeline size {self.pp} and the "
-                f"number of micro-batches {count}: {' and '.join(fixes)}, or use no virtual stages."
-            )
-        if 0 < count % group < self.pp:
-            raise ConfigError(
-                f"{count} micro-batches leave {count % group} after groups of {group}, fewer than the {self.pp} pipeline stages. "
-                f"Use {count - count % group} or {count - count % group + self.pp} micro-batches."
-            )
+        if problem := self.layout.interleaving_problem(self.num_microbatches, self.group_size):
+            raise ConfigError(problem)
+
+    @property
+    def layout(self) -> Layout:
+        return Layout(pp=self.pp, vp=self.vp)
 
     @property
     def interleaved(self) -> bool:
-        return self.pp > 1 and self.vp is not None and self.vp > 1
+        return self.layout.interleaved
 
     @property
     def chunks(self) -> int:

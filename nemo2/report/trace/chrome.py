@@ -96,12 +96,13 @@ def _gpu_spans(events: list[dict[str, Any]]) -> Iterable[Span]:
             # Before torch 2.3 kernels have a name but no description of the group.
             description = str(arguments.get("Process Group Description") or "")
             name = str(arguments.get("Collective name") or event["name"])
+            elements = max(int(arguments.get("In msg nelems") or 0), int(arguments.get("Out msg nelems") or 0))
             yield Span(
                 kind=kernel_kind(name, description),
                 name=name,
                 start=start,
                 end=end,
-                size_bytes=_message_bytes(arguments),
+                size_bytes=elements * _DTYPE_BYTES.get(str(arguments.get("dtype", "")).lower(), 0),
             )
         elif event["cat"] == "kernel":
             # Copies are neither computation nor communication: a copy engine runs them beside both.
@@ -136,8 +137,3 @@ def _cpu_spans(events: list[dict[str, Any]]) -> Iterable[Span]:
     # Operators inside a call of torch.distributed, or inside the wait for such a call, are communication.
     for start, end in difference(union(operators), union(held)):
         yield Span(kind=COMPUTE, name="operators", start=start, end=end)
-
-
-def _message_bytes(arguments: dict[str, Any]) -> int:
-    elements = max(int(arguments.get("In msg nelems") or 0), int(arguments.get("Out msg nelems") or 0))
-    return elements * _DTYPE_BYTES.get(str(arguments.get("dtype", "")).lower(), 0)

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Optional
 
 from nemo2.base.names import safe_name
-from nemo2.base.place import LAUNCH_VARIABLE, here
+from nemo2.base.place import LAUNCH_VARIABLE, Place, here
 from nemo2.checkpoint.directory import finished, leftovers, unusable
 from nemo2.checkpoint.leftovers import clean_up, publish_written
 from nemo2.checkpoint.lineage import another_run, own_finished, run_from, run_of
@@ -74,16 +74,6 @@ class RunDirectory:
         return self.log_dir / CHECKPOINTS
 
 
-@dataclass(frozen=True, kw_only=True)
-class Meeting:
-    """The address at which processes that decide independently can exchange values before a process group exists."""
-
-    rank: int
-    world_size: int
-    address: str
-    port: int
-
-
 def directory_of(trainer: Any) -> Path:
     """The run directory of a trainer that is set up. Without one, the working directory."""
     for callback in trainer.callbacks:
@@ -101,7 +91,7 @@ def choose_directory(
     version: str | None,
     use_datetime_version: bool,
     resume_if_exists: bool,
-    meeting: Optional[Meeting] = None,
+    meeting: Optional[Place] = None,
 ) -> RunDirectory:
     """Choose the directory of a run by the first rule that applies:
 
@@ -309,8 +299,9 @@ def timestamp() -> str:
     return time.strftime("%Y-%m-%d_%H-%M-%S")
 
 
-def meeting_of(trainer: Any) -> Optional[Meeting]:
-    """The meeting point in ``trainer``'s cluster environment. None: no other process decides now.
+def meeting_of(trainer: Any) -> Optional[Place]:
+    """This process among those that decide on their own, with the address at which they can exchange values before a process
+    group exists, by ``trainer``'s cluster environment. None: no other process decides now.
 
     torchrun, srun, MPI and others start all ranks at once, each with its rank and the address of the first. Lightning's
     own launcher starts a node's other ranks later from the node's first process, whose environment they inherit, so one
@@ -325,10 +316,10 @@ def meeting_of(trainer: Any) -> Optional[Meeting]:
         rank, world_size = environment.node_rank(), trainer.num_nodes
     if world_size <= 1:
         return None
-    return Meeting(rank=rank, world_size=world_size, address=environment.main_address, port=environment.main_port)
+    return Place(rank=rank, world_size=world_size, address=environment.main_address, port=environment.main_port)
 
 
-def agree(value: str, meeting: Optional[Meeting] = None) -> str:
+def agree(value: str, meeting: Optional[Place] = None) -> str:
     """Rank 0's ``value``, on every rank.
 
     Uses the process group if it exists. Otherwise it uses a store at the rendezvous address, which is available before
@@ -348,7 +339,8 @@ def agree(value: str, meeting: Optional[Meeting] = None) -> str:
     process, _, decisions = os.environ.get(DECISION_VARIABLE, "").partition(" ")
     if process == str(os.getppid()) and number in (inherited := json.loads(decisions)):
         return inherited[number]
-    meeting = meeting or _meeting_of_variables()
+    if meeting is None and (place := here()).launched and place.world_size > 1 and place.address and place.port:
+        meeting = place
     if meeting is not None:
         value = _agree_in_store(value, meeting, number)
     # For the processes that Lightning's launcher starts from this process. Other children ignore it.
@@ -357,7 +349,7 @@ def agree(value: str, meeting: Optional[Meeting] = None) -> str:
     return value
 
 
-def _agree_in_store(value: str, meeting: Meeting, number: str) -> str:
+def _agree_in_store(value: str, meeting: Place, number: str) -> str:
     from torch.distributed.rendezvous import rendezvous
 
     if not _stores:
@@ -377,11 +369,3 @@ def _agree_in_store(value: str, meeting: Meeting, number: str) -> str:
     if store.add(f"{key}/readers", 1) == meeting.world_size - 1:
         store.set(f"{key}/read", "")
     return value
-
-
-def _meeting_of_variables() -> Optional[Meeting]:
-    """The meeting point from the launcher's variables."""
-    place = here()
-    if not place.launched or place.address is None or place.port is None or place.world_size == 1:
-        return None
-    return Meeting(rank=place.rank, world_size=place.world_size, address=place.address, port=place.port)

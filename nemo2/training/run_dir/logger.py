@@ -6,6 +6,7 @@ import os
 import shutil
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Optional
 
@@ -38,6 +39,7 @@ logger = logging.getLogger(__name__)
 
 
 @configurable
+@dataclass(eq=False)
 class NeMoLogger:
     """Set up the directory, logs, metrics and checkpoint callback of a run.
 
@@ -49,63 +51,45 @@ class NeMoLogger:
     - ``checkpoints/``
 
     See `nemo2.training.run_dir.directory.choose_directory` for the choice of the version.
+
+    Raises:
+        ConfigError: both ``log_local_rank_0_only`` and ``log_global_rank_0_only`` are set.
     """
 
-    def __init__(
-        self,
-        name: str = "default",
-        log_dir: Optional[str] = None,
-        explicit_log_dir: Optional[str] = None,
-        version: Optional[str] = None,
-        use_datetime_version: bool = True,
-        log_local_rank_0_only: bool = False,
-        log_global_rank_0_only: bool = False,
-        files_to_copy: Optional[list[str]] = None,
-        update_logger_directory: bool = True,
-        ckpt: Optional[Checkpoint] = None,
-        tensorboard: Optional[TensorBoardLogger] = None,
-        wandb: Optional[Logger] = None,
-        extra_loggers: Optional[list[Logger]] = None,
-    ) -> None:
-        """
-        Args:
-            name: the run's name, a folder below ``log_dir``.
-            log_dir: the folder of all runs. None: ``./nemo_experiments``.
-            explicit_log_dir: the run directory itself, in place of ``log_dir``, ``name`` and ``version``.
-            version: the folder below ``name``. None: the start time.
-            use_datetime_version: use the start time as the version. False, without a ``version``: the run has no
-                version folder.
-            log_local_rank_0_only: only the first rank of each node writes a log file.
-            log_global_rank_0_only: only rank 0 writes a log file.
-            files_to_copy: files that rank 0 copies into the run directory.
-            update_logger_directory: redirect TensorBoard and W&B loggers into the run directory.
-            ckpt: the checkpoint callback. It replaces the trainer's own. A ``dirpath`` of None becomes ``<run
-                directory>/checkpoints``.
-            tensorboard: a TensorBoard logger, which records the logged metrics under NeMo's tags.
-            wandb: a Weights & Biases logger.
-            extra_loggers: further Lightning loggers. None: no others.
+    name: str = "default"
+    """The run's name, a folder below ``log_dir``."""
+    log_dir: Optional[str] = None
+    """The folder of all runs. None: ``./nemo_experiments``."""
+    explicit_log_dir: Optional[str] = None
+    """The run directory itself, in place of ``log_dir``, ``name`` and ``version``."""
+    version: Optional[str] = None
+    """The folder below ``name``. None: the start time."""
+    use_datetime_version: bool = True
+    """Use the start time as the version. False, without a ``version``: the run has no version folder."""
+    log_local_rank_0_only: bool = False
+    """Only the first rank of each node writes a log file."""
+    log_global_rank_0_only: bool = False
+    """Only rank 0 writes a log file."""
+    files_to_copy: Optional[list[str]] = None
+    """Files that rank 0 copies into the run directory."""
+    update_logger_directory: bool = True
+    """Redirect TensorBoard and W&B loggers into the run directory."""
+    ckpt: Optional[Checkpoint] = None
+    """The checkpoint callback. It replaces the trainer's own. A ``dirpath`` of None becomes ``<run
+    directory>/checkpoints``."""
+    tensorboard: Optional[TensorBoardLogger] = None
+    """A TensorBoard logger, which records the logged metrics under NeMo's tags."""
+    wandb: Optional[Logger] = None
+    """A Weights & Biases logger."""
+    extra_loggers: Optional[list[Logger]] = None
+    """Further Lightning loggers. None: no others."""
 
-        Raises:
-            ConfigError: both ``log_local_rank_0_only`` and ``log_global_rank_0_only`` are set.
-        """
-        if log_local_rank_0_only and log_global_rank_0_only:
+    def __post_init__(self) -> None:
+        if self.log_local_rank_0_only and self.log_global_rank_0_only:
             raise ConfigError(
                 "log.log_local_rank_0_only and log.log_global_rank_0_only are both True; set one of them, or neither "
                 "to have a log file for every rank."
             )
-        self.name = name
-        self.log_dir = log_dir
-        self.explicit_log_dir = explicit_log_dir
-        self.version = version
-        self.use_datetime_version = use_datetime_version
-        self.log_local_rank_0_only = log_local_rank_0_only
-        self.log_global_rank_0_only = log_global_rank_0_only
-        self.files_to_copy = files_to_copy
-        self.update_logger_directory = update_logger_directory
-        self.ckpt = ckpt
-        self.tensorboard = tensorboard
-        self.wandb = wandb
-        self.extra_loggers = list(extra_loggers or [])
 
     def setup(
         self,
@@ -162,7 +146,10 @@ class NeMoLogger:
         with writing_to(directory.log_dir):
             if trainer.is_global_zero:
                 self._write_files(directory, trainer=trainer, files=files, task_config=task_config)
-            self._add_log_file(directory, trainer)
+            everywhere = trainer.local_rank == 0 or not self.log_local_rank_0_only
+            if everywhere and (trainer.is_global_zero or not self.log_global_rank_0_only):
+                name = f"nemo_log_globalrank-{trainer.global_rank}_localrank-{trainer.local_rank}.txt"
+                add_log_file(directory.log_dir / name)
         if trainer.is_global_zero:
             warn_on_console()
         metrics = self._install_loggers(directory, trainer)
@@ -185,17 +172,8 @@ class NeMoLogger:
         if target := os.environ.get(RUN_DIR_FILE_VARIABLE):
             write_text(target, str(directory.log_dir))
 
-    def _add_log_file(self, directory: RunDirectory, trainer: Any) -> None:
-        if self.log_local_rank_0_only and trainer.local_rank != 0:
-            return
-        if self.log_global_rank_0_only and not trainer.is_global_zero:
-            return
-        add_log_file(
-            directory.log_dir / f"nemo_log_globalrank-{trainer.global_rank}_localrank-{trainer.local_rank}.txt"
-        )
-
     def _install_loggers(self, directory: RunDirectory, trainer: Any) -> JSONLLogger:
-        requested = [item for item in (self.tensorboard, self.wandb, *self.extra_loggers) if item is not None]
+        requested = [item for item in (self.tensorboard, self.wandb, *(self.extra_loggers or ())) if item is not None]
         existing = [
             item
             for item in trainer.loggers
@@ -224,17 +202,12 @@ class NeMoLogger:
         for callback in trainer.callbacks:
             # Both our callback and Lightning's have the base class `Checkpoint`, which defines no directory.
             if isinstance(callback, Checkpoint):
-                _complete_checkpoint(callback, directory)
-
-
-def _complete_checkpoint(callback: Any, directory: RunDirectory) -> None:
-    """Set the directory and the name that a checkpoint callback leaves unset."""
-    if getattr(callback, "dirpath", "") is None:
-        callback.dirpath = str(directory.checkpoints)
-    if getattr(callback, "filename", "") is None:
-        monitor = getattr(callback, "monitor", None)
-        monitored = f"--{{{monitor}:.4f}}" if monitor else "-"
-        callback.filename = f"{directory.name or 'model'}{monitored}-{{step}}-{{consumed_samples}}"
+                if getattr(callback, "dirpath", "") is None:
+                    callback.dirpath = str(directory.checkpoints)
+                if getattr(callback, "filename", "") is None:
+                    monitor = getattr(callback, "monitor", None)
+                    monitored = f"--{{{monitor}:.4f}}" if monitor else "-"
+                    callback.filename = f"{directory.name or 'model'}{monitored}-{{step}}-{{consumed_samples}}"
 
 
 def move_logger(item: Logger, directory: RunDirectory) -> None:
@@ -248,22 +221,16 @@ def move_logger(item: Logger, directory: RunDirectory) -> None:
 
 def recipe_text(task_config: Any) -> Optional[str]:
     """``task_config`` as JSON. Without it, the recipe that the launcher passed. None: neither exists."""
-    if task_config is not None:
-        from nemo2.config.serialize import to_json
+    from nemo2.config.serialize import to_json
 
+    if task_config is not None:
         return to_json(task_config)
     if file := os.environ.get(RECIPE_VARIABLE):
         return Path(file).read_text(encoding="utf-8")
-    return _recipe_of_nemo_run()
-
-
-def _recipe_of_nemo_run() -> Optional[str]:
-    """The recipe of a rank that nemo-run started directly: nemo-run passes the serialized task as a file."""
+    # On a rank that nemo-run started directly, which gets the serialized task as a file.
     files = [argument for argument in sys.argv[1:] if argument.endswith("_fn_or_script") and os.path.isfile(argument)]
     if len(files) != 1 or "nemo_run" not in sys.modules:
         return None
     from nemo_run.core.serialization.zlib_json import ZlibJSONSerializer
-
-    from nemo2.config.serialize import to_json
 
     return to_json(ZlibJSONSerializer().deserialize(Path(files[0]).read_text(encoding="utf-8")))

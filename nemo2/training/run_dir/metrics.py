@@ -90,20 +90,17 @@ class JSONLLogger(Logger):
             # Line-buffered: each line reaches the file whole, so a reader never sees half a line for long.
             self._file = open(self.path, "a", buffering=1, encoding="utf-8", opener=open_to_write)  # noqa: SIM115
         try:
-            self._write(to_line(record))
+            assert self._file is not None
+            try:
+                self._file.write(to_line(record))
+            except OSError:
+                persistently(self._file.flush)  # unwritten data is still in its buffer
         except OSError as error:
             raise RuntimeFault(
                 f"{self.path} can't be written ({error.strerror or error}). The run ends, because its metrics would be "
                 "lost. Free disk space or repair the file system, then run the same command again to resume from the "
                 "last checkpoint."
             ) from error
-
-    def _write(self, line: str) -> None:
-        assert self._file is not None
-        try:
-            self._file.write(line)
-        except OSError:
-            persistently(self._file.flush)  # unwritten data is still in its buffer
 
     def _is_there(self) -> bool:
         """Whether the open file still has its name. A folder that is unreachable now may become reachable again."""

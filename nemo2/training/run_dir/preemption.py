@@ -90,7 +90,9 @@ class PreemptionCallback(pl.Callback):
         self._received = self._received or signal.Signals(number)
 
     def _stop_if_signaled(self, trainer: pl.Trainer) -> None:
-        received = self._agreed()
+        # The signal that some rank received, the same on all ranks.
+        received = 0 if self._received is None else int(self._received)
+        received = int(ranks.largest(torch.tensor([received], dtype=torch.int32), group=self._group)) or None
         if received is None:
             return
         saved = _save(trainer)
@@ -106,11 +108,6 @@ class PreemptionCallback(pl.Callback):
             _log.warning("%s", error.message)
         record_fault(error, step=trainer.global_step)
         raise error
-
-    def _agreed(self) -> Optional[int]:
-        """The signal that some rank received, the same on all ranks. None: no rank received a signal."""
-        received = 0 if self._received is None else int(self._received)
-        return int(ranks.largest(torch.tensor([received], dtype=torch.int32), group=self._group)) or None
 
 
 def _default_signals() -> list[signal.Signals]:

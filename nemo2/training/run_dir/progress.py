@@ -14,9 +14,9 @@ from typing import IO, Any, Optional
 from lightning.pytorch.callbacks.progress.progress_bar import ProgressBar
 from lightning.pytorch.loggers.logger import Logger
 
+from nemo2.base.columns import is_terminal
 from nemo2.config.capture import configurable
 from nemo2.training.run_dir.progress_line import format_line
-from nemo2.training.run_dir.terminal import is_terminal
 
 _NEVER_AVERAGED = frozenset({"global_step", "step", "consumed_samples", "global_batch_size", "lr", "epoch"})
 
@@ -44,10 +44,7 @@ class _Listener(Logger):
 
 
 class LoggedStepProgress(ProgressBar, ABC):
-    """Base class of both forms, which receives logged steps on rank 0. Subclasses decide what to show.
-
-    Subclasses implement ``show_training``, ``show_validation``, ``begin`` and ``end``.
-    """
+    """Base class of both forms, which receives logged steps on rank 0. Subclasses define ``show_training``."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -110,11 +107,9 @@ class LoggedStepProgress(ProgressBar, ABC):
             return "Test"
         return "Validation" if any(name.startswith("val") for name in metrics) else None
 
-    @abstractmethod
     def begin(self, *, total: Optional[int], completed: int) -> None:
         """Training starts with ``completed`` of ``total`` steps done. A ``total`` of None: no known end."""
 
-    @abstractmethod
     def end(self) -> None:
         """Training has ended, in whatever way. May be called more than once."""
 
@@ -122,9 +117,9 @@ class LoggedStepProgress(ProgressBar, ABC):
     def show_training(self, *, step: int, metrics: dict[str, float]) -> None:
         """The values of the logged step number ``step``, counted from zero."""
 
-    @abstractmethod
     def show_validation(self, *, step: int, metrics: dict[str, float], stage: str = "Validation") -> None:
         """The values of a validation or a test after step number ``step``."""
+        self.show_training(step=step, metrics=metrics)
 
 
 @configurable
@@ -164,9 +159,6 @@ class ProgressPrinter(LoggedStepProgress):
     def begin(self, *, total: Optional[int], completed: int) -> None:
         self._last_step = None if total is None else total - 1
         self._sums, self._count = {}, 0
-
-    def end(self) -> None:
-        """Does nothing."""
 
     def show_training(self, *, step: int, metrics: dict[str, float]) -> None:
         for name, value in metrics.items():
@@ -215,9 +207,6 @@ class MegatronProgressBar(LoggedStepProgress):
         self._bar.stop()
 
     def show_training(self, *, step: int, metrics: dict[str, float]) -> None:
-        self._bar.update(completed=step + 1, metrics=metrics)
-
-    def show_validation(self, *, step: int, metrics: dict[str, float], stage: str = "Validation") -> None:
         self._bar.update(completed=step + 1, metrics=metrics)
 
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:

@@ -53,7 +53,8 @@ def write_report(run_dir: str | os.PathLike[str]) -> Path:
     directory = Path(run_dir)
     if not directory.is_dir():
         raise DataError(f"{directory} is not a directory. Give the run directory, which contains {METRICS_FILE}.")
-    records = [*read_metrics(directory), *_evaluations(directory)]
+    file = directory / EVALUATIONS_FILE
+    records = [*read_metrics(directory), *(read_metrics(file) if file.is_file() else [])]
     curve = line_chart("loss", _loss_series(records), y_label="loss", marks=resumed_marks(directory))
     write_text(directory / CURVE_FILE, standalone(curve))
     return write_text(directory / REPORT_FILE, render_report(directory, records))
@@ -69,28 +70,20 @@ def render_report(directory: Path, records: list[dict[str, Any]]) -> str:
         for file, title in files
         if (directory / file).is_file()
     ]
+    # What the last resume found, the most serious first.
+    changes = read_mapping(directory / CHANGES_FILE, read_json)
+    kinds = (("unfit", "doesn't fit the checkpoint"), ("result", "changes the result"), ("harmless", "harmless"))
+    lines = [f"{words}: {line}" for kind, words in kinds for line in changes.get(kind) or ()]
     return page(
-        _title(directory),
+        f"{directory.absolute().parent.name} · {directory.absolute().name}",
         _cards(records, effective, finished_steps(directory, records)),
         section("Curves", _charts(records, resumed_marks(directory))),
         section("Settings", _settings(effective)),
-        *_changes(read_mapping(directory / CHANGES_FILE, read_json)),
+        *([section("Recipe changes since the checkpoint", listing(lines))] if lines else []),
         section("Checkpoints", _checkpoints(directory / "checkpoints")),
         section("Environment", _environment(environment), *shown),
         subtitle=str(directory.absolute()),
     )
-
-
-def _changes(changes: Mapping[str, Any]) -> list[str]:
-    """The list of recipe changes that the last resume found, the most serious first. Empty without changes."""
-    kinds = (("unfit", "doesn't fit the checkpoint"), ("result", "changes the result"), ("harmless", "harmless"))
-    lines = [f"{words}: {line}" for kind, words in kinds for line in changes.get(kind) or ()]
-    return [section("Recipe changes since the checkpoint", listing(lines))] if lines else []
-
-
-def _title(directory: Path) -> str:
-    directory = directory.absolute()
-    return f"{directory.parent.name} · {directory.name}"
 
 
 def resumed_marks(run_dir: Path) -> list[Mark]:
@@ -122,12 +115,6 @@ def _charts(records: list[dict[str, Any]], marks: list[Mark]) -> str:
             line = Series(name="", points=points, smooth=name != "lr")
             charts.append((title, _fitting(partial(line_chart, title, [line], y_label=unit, marks=marks)), False))
     return figures([*charts, *_evaluation_charts(records)])
-
-
-def _evaluations(directory: Path) -> list[dict[str, Any]]:
-    """The evaluations of saved checkpoints. Empty without evaluations."""
-    file = directory / EVALUATIONS_FILE
-    return read_metrics(file) if file.is_file() else []
 
 
 def _evaluation_charts(records: list[dict[str, Any]]) -> Iterator[tuple[str, str, bool]]:

@@ -326,7 +326,12 @@ class BaseStrategy(DDPStrategy):
         self._register(*callbacks, getattr(trainer, "datamodule", None), self.data_sampler)
         self.setup_megatron_parallel(trainer, wrap=self._is_fitting)
         if self._is_fitting:
-            self._prepare_training(trainer)
+            assert self.megatron_parallel is not None
+            if self.megatron_parallel.parameter_counts is not None and self.is_global_zero:
+                _log.info("%s: %s.", type(self.lightning_module).__name__, self.megatron_parallel.parameter_counts)
+            # The schedule runs forward and backward together, so Lightning's zero_grad would erase the gradients.
+            trainer.fit_loop.epoch_loop.automatic_optimization._skip_backward = True
+            get_backend().build_extensions(self.megatron_parallel.config, local_rank=self.local_rank)
             if self._setup_optimizers:
                 self.setup_optimizers(trainer)
         if self.restore_config is not None and not trainer.ckpt_path:
@@ -349,14 +354,6 @@ class BaseStrategy(DDPStrategy):
     @abstractmethod
     def chunk_options(self, *, wrap: bool) -> dict[str, Any]:
         """The arguments of `MegatronParallel` that wrap or shard the chunks."""
-
-    def _prepare_training(self, trainer: pl.Trainer) -> None:
-        assert self.megatron_parallel is not None
-        if self.megatron_parallel.parameter_counts is not None and self.is_global_zero:
-            _log.info("%s: %s.", type(self.lightning_module).__name__, self.megatron_parallel.parameter_counts)
-        # The schedule runs forward and backward together, so Lightning's zero_grad would erase the gradients.
-        trainer.fit_loop.epoch_loop.automatic_optimization._skip_backward = True
-        get_backend().build_extensions(self.megatron_parallel.config, local_rank=self.local_rank)
 
     def setup_optimizers(self, trainer: pl.Trainer) -> None:
         """Make the optimizer of the module's ``optim``, or take the optimizer of its ``configure_optimizers``.
@@ -451,7 +448,12 @@ class BaseStrategy(DDPStrategy):
         self._call_hooks("on_after_backward")
         self._call_hooks("on_before_optimizer_step", optimizer)
         if not isinstance(optimizer, MegatronOptimizer):
-            _copy_main_gradients(optimizer)
+            # Megatron-Core keeps gradients in its own buffers, and a torch optimizer reads `.grad`.
+            for group in optimizer.param_groups:
+                for parameter in group["params"]:
+                    gradient = getattr(parameter, "main_grad", None)
+                    if gradient is not None:
+                        parameter.grad = gradient.to(parameter.dtype)
         # What schedules of nemo2 ask before they advance. A skipped update has no norm either.
         optimizer.update_successful = not self._skip_update  # pyright: ignore[reportAttributeAccessIssue]
         optimizer.grad_norm = None  # pyright: ignore[reportAttributeAccessIssue]
@@ -791,13 +793,7 @@ class BaseStrategy(DDPStrategy):
     def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
         """Load chunks, optimizer, random streams and the position in the data from the result of `load_checkpoint`."""
         self.form.take(checkpoint, strict=strict)
-        self._restore_position(checkpoint)
-
-    def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
-        self.form.load_optimizer_states(checkpoint["optimizer_states"])
-
-    def _restore_position(self, checkpoint: Mapping[str, Any]) -> None:
-        """When fitting: restore the random streams and the position in the data, if ``checkpoint`` has them."""
+        # When fitting: restore the random streams and the position in the data, if `checkpoint` has them.
         if not self._is_fitting:
             return
         if "random_state" in checkpoint:
@@ -807,6 +803,9 @@ class BaseStrategy(DDPStrategy):
         position = checkpoint.get("nemo2")
         if position is not None and self.data_sampler is not None and self.trainer.ckpt_path:
             self.data_sampler.load_state_dict(position)
+
+    def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
+        self.form.load_optimizer_states(checkpoint["optimizer_states"])
 
     def selective_restore(self) -> None:
         """Start from the weights, and if requested the optimizer state, of ``restore_config``.
@@ -942,12 +941,3 @@ def refuse_model_averaging(trainer: pl.Trainer) -> None:
 
 def _batch_idx(args: tuple, kwargs: dict[str, Any]) -> int:
     return int(kwargs.get("batch_idx", args[0] if args else 0) or 0)
-
-
-def _copy_main_gradients(optimizer: torch.optim.Optimizer) -> None:
-    """Set ``.grad`` for a torch optimizer, because Megatron-Core keeps gradients in its own buffers."""
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            gradient = getattr(parameter, "main_grad", None)
-            if gradient is not None:
-                parameter.grad = gradient.to(parameter.dtype)

@@ -114,7 +114,13 @@ class TorchShardedStrategy(BaseStrategy):
         if isinstance(config, TransformerConfig):
             announce_machine_settings(adjust_to(config, machine.overrides))
         if isinstance(precision, MegatronMixedPrecision):
-            self._refuse_low_precision(precision)
+            for name in ("fp8", "fp4"):
+                value = getattr(precision.dtype_config, name)
+                if value is not None:
+                    raise ConfigError(
+                        f"trainer.plugins.{name}={value!r} with {type(self).__name__}: torch gathers parameters in 16 or 32 "
+                        f"bits. Leave {name} unset, or use MegatronStrategy."
+                    )
             configs = {"optim.config": getattr(optim, "config", None)}
             if isinstance(config, TransformerConfig):
                 configs["model.config"] = config
@@ -125,15 +131,6 @@ class TorchShardedStrategy(BaseStrategy):
             run = RunSettings(parallelism=sizes, model_config=config, machine=machine)
             write_parallelism(run)
             apply(without_gradient_buffers(type(self).__name__), run)
-
-    def _refuse_low_precision(self, precision: MegatronMixedPrecision) -> None:
-        for name in ("fp8", "fp4"):
-            value = getattr(precision.dtype_config, name)
-            if value is not None:
-                raise ConfigError(
-                    f"trainer.plugins.{name}={value!r} with {type(self).__name__}: torch gathers parameters in 16 or 32 bits. "
-                    f"Leave {name} unset, or use MegatronStrategy."
-                )
 
     def setup_megatron_parallel(self, trainer: pl.Trainer, *, wrap: bool) -> None:
         built = self.megatron_parallel
@@ -161,7 +158,10 @@ class TorchShardedStrategy(BaseStrategy):
             )
         if (record := record_of(core)) is not None and self.shard_group is not None:
             refuse_reading_weights(record.by, under=type(self).__name__)
-        self._broadcast_parameters(core)
+        # The user's own module may have been created before seeding.
+        if torch.distributed.get_world_size() > 1:
+            for tensor in [*core.parameters(), *core.buffers()]:
+                torch.distributed.broadcast(tensor.detach(), src=0)
         convert_masters_to_fp32(core, frozen_too=self._one_dtype)
         self.form.chunk = stored_chunk(core)
         unsharded = meta_parameters(core) if self.shard_group is not None else None
@@ -184,13 +184,6 @@ class TorchShardedStrategy(BaseStrategy):
     def num_shards(self) -> int:
         """The number of ranks that the parameters are sharded over."""
         return torch.distributed.get_world_size() // self.layout.tp
-
-    @staticmethod
-    def _broadcast_parameters(core: nn.Module) -> None:
-        """Broadcast rank 0's values, because the user's own module may have been created before seeding."""
-        if torch.distributed.get_world_size() > 1:
-            for tensor in [*core.parameters(), *core.buffers()]:
-                torch.distributed.broadcast(tensor.detach(), src=0)
 
     def forward_dtypes(self) -> MixedPrecisionPolicy:
         """The precision plugin's mixed-precision policy for parameters that are sharded in fp32."""

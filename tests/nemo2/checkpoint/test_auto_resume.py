@@ -145,6 +145,25 @@ def test_a_path_is_taken_as_it_is_or_refused(tmp_path):
         AutoResume(resume_from_path="/no/such").setup(trainer(tmp_path))
 
 
+@pytest.mark.parametrize("setting", ["resume_from_path", "resume_from_directory"])
+def test_the_same_command_goes_on_from_what_the_run_has_saved_since_it_began_elsewhere(tmp_path, setting):
+    there = saved(tmp_path / "there" / "step=4", 4, run="there", lineage=["before"])
+    own = tmp_path / "own"
+    own.mkdir()
+    (own / ".run").write_text('{"id": "own", "lineage": ["before", "there"]}')
+    named = {setting: str(there if setting == "resume_from_path" else there.parent), "resume_if_exists": True}
+    saved(own / "step=4", 4, run="own", lineage=["before", "there"])
+    assert AutoResume(**named).setup(trainer(own)) == AutoResume(**named).checkpoint_in(own) == there
+    later = saved(own / "step=6", 6, run="own", lineage=["before", "there"])
+    assert AutoResume(**named).setup(trainer(own)) == AutoResume(**named).checkpoint_in(own) == later
+    with pytest.raises(CheckpointError, match="step=6 is complete: it is at step 6"):
+        AutoResume(**named).setup(trainer(own, max_steps=6))
+    (own / ".run").write_text('{"id": "own", "lineage": ["before", "another"]}')
+    shutil.rmtree(later)
+    saved(own / "step=6", 6, run="own", lineage=["before", "another"])
+    assert AutoResume(**named).setup(trainer(own)) == there, "a checkpoint of another run is named"
+
+
 def test_a_model_that_was_never_imported_is_told_with_the_command_that_imports_it(tmp_path, monkeypatch):
     monkeypatch.setenv("NEMO_MODELS_CACHE", str(tmp_path))
     resume = AutoResume(restore_config=RestoreConfig(path="nemo://org/name"))

@@ -149,6 +149,7 @@ def test_pretrain_hands_the_changed_recipe_to_the_launcher(launches, monkeypatch
         ("pretrain llama_tiny log=default_log(name=a_trial)", "a_trial"),
         ("evaluate --recipe llama_tiny", "llama_tiny_validate"),
         ("pretrain llama_tiny log.name=mine --name mine", "mine"),
+        ("rehearse llama32_1b:lora --tiny --processes 1", "llama32_1b_lora_tiny"),
     ],
 )
 def test_a_run_has_the_name_that_a_change_or_an_option_gives_it(launches, command, line, name):
@@ -188,7 +189,7 @@ def test_completions_are_json_lines_and_nothing_else(option, tmp_path, monkeypat
     requested = {}
     monkeypatch.setattr("nemo2.llm.api.generate", lambda **options: requested.update(options) or ["text"])
     assert command(f"generate {tmp_path} --prompt a {option}").out == ""
-    assert requested["output_path"] == "/dev/stdout" and requested["on_text"] is None
+    assert requested["output_path"] == "-" and requested["on_text"] is None
 
 
 def test_prepare_data_writes_a_tokenizer_and_a_dataset(tmp_path, command):

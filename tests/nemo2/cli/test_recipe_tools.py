@@ -182,9 +182,10 @@ def test_what_freeze_writes_is_the_recipe_with_its_changes(command):
 def test_a_new_page_is_its_parent_until_it_is_changed(parent, command):
     command("show llama_tiny -o frozen_tiny.py")
     command("new-recipe own_page --from llama_tiny")
-    command("new-recipe own_new --from", parent, "--output", "pages")
-    assert recipe_tree("pages/own_new.py") == recipe_tree(parent)
-    text = Path("pages/own_new.py").read_text()
+    said = command("new-recipe own_new --from", parent, "--output", "pages of mine").out
+    assert "`nemo2 show 'pages of mine/own_new.py'`" in said
+    assert recipe_tree("pages of mine/own_new.py") == recipe_tree(parent)
+    text = Path("pages of mine/own_new.py").read_text()
     for line in (
         line for line in text.splitlines() if line.startswith("    # ") and "=" in line and "Layout" not in line
     ):

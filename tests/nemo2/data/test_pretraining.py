@@ -13,7 +13,7 @@ from megatron.core.datasets.indexed_dataset import IndexedDataset
 
 from nemo2.data.megatron_datasets import TokenReader
 from nemo2.data.pretraining import PreTrainingDataModule
-from nemo2.data.tokenizer import ByteTokenizer, NullTokenizer
+from nemo2.data.tokenizer import BPETokenizer, ByteTokenizer, NullTokenizer
 from nemo2.errors import ConfigError, DataError
 from support.small_corpora import SEQ, VOCAB, corpus, datasets, first_samples, module, trainer
 
@@ -93,7 +93,7 @@ def test_training_resumes_at_the_sample_it_had_reached(tmp_path):
     whole = steps_of(first)
     first.trainer.global_step = 3
     state = first.state_dict()
-    assert state == {"consumed_samples": 12, "global_step": 3, "order": [len(first.train_dataloader().dataset)]}
+    assert state == {"consumed_samples": 12, "global_step": 3, "order": first.order()}
     again = module(prefix, split="1,0,0")
     again.load_state_dict(state)
     again.trainer.global_step = 3
@@ -109,13 +109,26 @@ def test_the_seed_decides_the_cyclic_order(tmp_path):
     assert orders[0] == orders[1] != orders[2]
 
 
-@pytest.mark.parametrize(("steps", "same_order"), [(12, True), (400, False)])
-def test_a_resume_with_more_passes_over_a_corpus_tells_that_the_order_differs(tmp_path, caplog, steps, same_order):
+@pytest.mark.parametrize(
+    ("before", "after", "told", "same_order"),
+    [
+        (10, 12, None, True),
+        (10, 12, 2, True),  # the checkpoint of a former release, which tells the sizes only
+        (10, 400, None, False),
+        # As many passes: but Megatron-Core shuffles the last one by itself if less than 80 % of it are needed.
+        (55, 60, None, True),
+        (55, 80, None, False),
+    ],
+)
+def test_a_resume_with_other_passes_over_a_corpus_tells_that_the_order_differs(
+    tmp_path, caplog, before, after, told, same_order
+):
     corpora = [3, corpus(tmp_path / "a"), 1, corpus(tmp_path / "b", seed=1)]
-    first = module(corpora, split="1,0,0", steps=trainer(max_steps=10))
+    first = module(corpora, split="1,0,0", steps=trainer(max_steps=before))
     drawn = datasets(first, "fit")["train"]
-    resumed = module(corpora, split="1,0,0", steps=trainer(max_steps=steps))
-    resumed.load_state_dict(first.state_dict())
+    resumed = module(corpora, split="1,0,0", steps=trainer(max_steps=after))
+    state = first.state_dict()
+    resumed.load_state_dict(state | {"order": state["order"][:told]})
     again = datasets(resumed, "fit")["train"]
     resumed.train_dataloader()
     assert all(torch.equal(drawn[i]["tokens"], again[i]["tokens"]) for i in range(40)) == same_order
@@ -176,6 +189,23 @@ def test_a_corpus_made_with_another_tokenizer_is_refused(tmp_path):
     prepare_data(tmp_path / "t.txt", tmp_path / "d", other, overwrite=True)
     with pytest.raises(DataError, match="was prepared with another tokenizer"):
         module(tmp_path / "d", tokenizer=one, split="1").setup("fit")
+    ends_otherwise = {"tokenizer": BPETokenizer(tmp_path / "other.json", eos_token="<pad>"), "split": "1"}
+    module(tmp_path / "d", **ends_otherwise).setup("fit")
+    with pytest.raises(DataError, match="data.eod_mask_loss=True would find no end of a document.* token 0.* token 1"):
+        module(tmp_path / "d", eod_mask_loss=True, **ends_otherwise).setup("fit")
+
+
+def test_the_token_that_pads_is_trained_on_where_it_ends_documents(tmp_path):
+    """As "<|endoftext|>" of a chat model's tokenizer does in a corpus."""
+
+    class Pads(NullTokenizer):
+        pad_id = 7  # pyright: ignore[reportAssignmentType]
+
+    prefix = corpus(tmp_path / "a", end=7)
+    padded, plain = (
+        datasets(module(prefix, split="1", tokenizer=one(VOCAB)), "fit")["train"] for one in (Pads, NullTokenizer)
+    )
+    assert same(padded, plain) and any((padded[i]["labels"] == 7).any() for i in range(len(padded)))
 
 
 @pytest.mark.timeout(60)

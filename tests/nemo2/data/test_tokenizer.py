@@ -18,6 +18,7 @@ from nemo2.data.tokenizer import (
     NullTokenizer,
     Tokenizer,
     get_vocab_size,
+    identity_of,
 )
 from nemo2.errors import ConfigError, DataError
 
@@ -64,6 +65,8 @@ def test_identity_is_the_contents_and_not_the_path(bpe, tmp_path):
     copy.write_bytes((tmp_path.parent / bpe.path).read_bytes())
     assert BPETokenizer(tmp_path).unique_identifiers == bpe.unique_identifiers
     assert BPETokenizer(copy, eos_token="<pad>").unique_identifiers != bpe.unique_identifiers
+    # Stored samples may hold the token that begins a text.
+    assert identity_of(BPETokenizer(copy)) == identity_of(bpe) != identity_of(BPETokenizer(copy, bos_token="<pad>"))
     json.dumps(bpe.unique_identifiers)  # Megatron-Core writes it into the description of an index
 
 

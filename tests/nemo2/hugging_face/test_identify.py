@@ -4,6 +4,7 @@
 import functools
 import json
 import os
+import shlex
 import struct
 from collections import OrderedDict
 from pathlib import Path
@@ -195,7 +196,7 @@ def test_the_commands_that_are_named_exist(tmp_path):
     hugging_face.mkdir()
     (hugging_face / "config.json").write_text("{}")
     safetensors(hugging_face / "model.safetensors", a=[2, 3])
-    ours = tmp_path / "ours"
+    ours = tmp_path / "our own"
     torch_dist(ours / "weights")
     manifest = {"step": 1, "consumed_samples": 8, "layout": {}, "files": {}, "hashes": {}}
     known = typer.main.get_command(app).commands.keys()  # pyright: ignore[reportAttributeAccessIssue]
@@ -203,10 +204,11 @@ def test_the_commands_that_are_named_exist(tmp_path):
     for weights_only in (True, False):
         (ours / "manifest.json").write_text(json.dumps({**manifest, "weights_only": weights_only}))
         for path in (ours, nemo(tmp_path / f"{NAME}{weights_only}"), iteration, hugging_face):
-            named += [line.split() for line in identify(path).commands]
+            named += (words := [shlex.split(line, comments=True) for line in identify(path).commands])
+            assert all(word.endswith(str(path)) for line in words for word in line if str(tmp_path) in word)
     commands = [words[1] for words in named if words[0] == "nemo2"]
     assert {"generate", "evaluate", "pretrain"} <= set(commands) <= known
-    assert all(words[0] in ("nemo2", "#") for words in named)
+    assert all(words[0] == "nemo2" for words in named)
 
 
 def test_other_folders_are_nothing_that_is_known(tmp_path):

@@ -64,7 +64,8 @@ def complete_as_nemo(path: str, folder: str) -> dict[str, Any]:
         num_tokens_to_generate=4, temperature=1.0, top_k=1, top_p=0.0, return_log_probs=False, top_n_logprobs=0
     )
     file, out = Path(folder) / "in.jsonl", Path(folder) / "out.jsonl"
-    file.write_text("".join(json.dumps({"input": one, "output": "expected", "id": 7}) + "\n" for one in PROMPTS))
+    record = {"output": "expected", "id": 7, "note": "two\u2028lines"}
+    file.write_text("".join(json.dumps({"input": one, **record}, ensure_ascii=False) + "\n" for one in PROMPTS))
     trainer = small_runs.build_trainer(max_steps=1)
     found: dict[str, Any] = {
         "positional": llm.generate(path, trainer, PROMPTS, inference_params=params, text_only=True)
@@ -81,6 +82,7 @@ def complete_as_nemo(path: str, folder: str) -> dict[str, Any]:
         {"prompts": PROMPTS, "encoder_prompts": PROMPTS},
         {"prompts": PROMPTS, "inference_params": SimpleNamespace(**{**vars(params), "top_n_logprobs": 2})},
         {"prompts": PROMPTS, "trainer": trainer, "params_dtype": "bf16"},
+        {"prompts": PROMPTS, "stop": ["a", ""]},
     ):
         try:
             llm.generate(path, **broken)
@@ -96,7 +98,15 @@ def test_nemos_signature_order_and_parameters_are_taken(run_on_ranks, run, tmp_p
     assert [line["prediction"] for line in found["lines"]] == found["file"]
     assert all((line["label"], line["id"]) == ("expected", 7) and "output" not in line for line in found["lines"])
     for words, told in zip(
-        ("one of them", "set the same thing", "NeMo's order", "encoder-decoder", "top_n_logprobs=2", "contradicts"),
+        (
+            "one of them",
+            "set the same thing",
+            "NeMo's order",
+            "encoder-decoder",
+            "top_n_logprobs=2",
+            "contradicts",
+            "stop=''",
+        ),
         found["errors"],
         strict=True,
     ):
@@ -112,8 +122,9 @@ def through_pipes(path: str, folder: str) -> dict[str, Any]:
     def piped(text: str, *arguments: str) -> tuple[int, list[str]]:
         given, made = Path(folder) / "given", Path(folder) / "made"
         given.write_text(text)
+        made.write_text("before\n")
         kept = [(place, os.dup(place)) for place in (0, 1)]
-        for place, file in enumerate((given.open(), made.open("w"))):
+        for place, file in enumerate((given.open(), made.open("a"))):
             os.dup2(file.fileno(), place)
         try:
             code = main(["generate", path, "--max-new-tokens", "4", *arguments])
@@ -135,8 +146,8 @@ def through_pipes(path: str, folder: str) -> dict[str, Any]:
 def test_the_command_reads_lines_from_a_pipe_and_writes_nothing_else_into_the_next(run_on_ranks, run, tmp_path):
     [alone] = run_on_ranks(complete, 1, str(run))
     [found] = run_on_ranks(through_pipes, 1, str(run), str(tmp_path))
-    code, lines = found["lines"]
-    assert code == 0
+    code, (before, *lines) = found["lines"]
+    assert code == 0 and before == "before", "`>> FILE` keeps what is in the file"
     records = [json.loads(line) for line in lines]
     assert [(record["input"], record["prediction"], record["id"]) for record in records] == [(*one, 7) for one in alone]
     assert found["twice"][0] == found["empty"][0] == 2

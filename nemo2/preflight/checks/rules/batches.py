@@ -8,7 +8,6 @@ from nemo2.data.batch_size import BatchSizeSchedule
 from nemo2.errors import ConfigError
 from nemo2.preflight.checks.facts import Facts
 from nemo2.preflight.checks.rule import Topic
-from nemo2.report.pictures.schedule import Schedule
 
 BATCHES = Topic("Batches and sequences")
 
@@ -44,12 +43,9 @@ def _groups(facts: Facts) -> Iterator[str]:
     layout, count, gbs = facts.layout, facts.num_microbatches, facts.global_batch_size
     if not count or not gbs:
         return
-    try:
-        group = facts.of_strategy("microbatch_group_size_per_vp_stage")
-        Schedule(pp=layout.pp, vp=layout.vp, num_microbatches=count, group_size=group)
-    except ConfigError as error:
+    if problem := layout.interleaving_problem(count, facts.of_strategy("microbatch_group_size_per_vp_stage")):
         samples = counted(gbs // count, "sample")
-        yield f"{error} data.global_batch_size={gbs} gives {count} micro-batches of {samples} per step."
+        yield f"{problem} data.global_batch_size={gbs} gives {count} micro-batches of {samples} per step."
 
 
 @BATCHES.settled("one-sequence-length")

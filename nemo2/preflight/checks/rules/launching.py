@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Optional
 
 from nemo2.base.advice import advice
-from nemo2.base.counts import counted
+from nemo2.base.counts import counted, is_count
 from nemo2.base.names import safe_name
 from nemo2.base.place import usable_cores
 from nemo2.checkpoint.paths import HUGGING_FACE, missing
@@ -208,7 +208,8 @@ def _vocabulary(facts: Facts) -> Iterator[str]:
     """
     try:
         tokenizer = tokenizer_of(facts)
-        if tokenizer is not None and hasattr(facts.config, "padded_vocab_size"):
+        in_range = is_count(facts.of_model("make_vocab_size_divisible_by"))  # else another rule is broken
+        if tokenizer is not None and in_range and hasattr(facts.config, "padded_vocab_size"):
             facts.config.padded_vocab_size(tokenizer)  # pyright: ignore[reportOptionalMemberAccess]
     except Nemo2Error as error:
         yield str(error)

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from typing import Any
 
+from nemo2.base.backend.extras import has
 from nemo2.base.names import did_you_mean
 from nemo2.config.walk import class_of
 from nemo2.mcore.settle.rows import UNSHARDED_OPTIMIZERS
@@ -104,6 +105,11 @@ def _known(facts: Facts) -> Iterator[str]:
     name, known = facts.of_optimizer("optimizer"), known_optimizers()
     if isinstance(name, str) and name not in known:
         yield f"optim.config.optimizer={name!r}: must be one of {', '.join(known)}{did_you_mean(name, known, listed=True)}"
+    elif facts.here and name not in ("adam", "sgd", None) and not has("emerging_optimizers"):
+        yield (
+            f"optim.config.optimizer={name!r} requires the package emerging-optimizers, which is not installed. Run "
+            "`pip install 'emerging-optimizers>=0.2'`, or set optim.config.optimizer=adam."
+        )
     if facts.of_optimizer("use_layer_wise_distributed_optimizer"):
         yield (
             "optim.config.use_layer_wise_distributed_optimizer=True: no run can resume from the checkpoints of this "

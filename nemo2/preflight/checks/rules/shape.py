@@ -126,7 +126,8 @@ def _pattern(facts: Facts) -> Iterator[str]:
     if facts.of_model("window_size"):  # without one, Megatron-Core doesn't read it
         names.append("window_attn_skip_freq")
     for name in names:
-        pattern = facts.of_model(name)
+        # As it was set: of a frequency out of range, Megatron-Core makes no entries.
+        pattern = getattr(facts.model, name, None)
         if isinstance(pattern, list) and is_count(layers) and len(pattern) != layers:
             yield (
                 f"model.config.{name} has {len(pattern)} entries, but model.config.num_layers={layers}. Set a pattern "

@@ -73,6 +73,9 @@ def test_functions_over_records_of_columns():
     data.map(lambda record: seen.append(sorted(record)) or record, "train")
     assert all(text.endswith("over it") for text in trained_texts(data))
     assert seen[0] == ["input", "output"]
+    data = columns()
+    data.map(lambda record: record.update(output=f"{record['output']}!") or record)  # in place
+    assert all(text.endswith(" x!") for text in trained_texts(data))
 
 
 def test_a_folder_of_lines_in_the_hubs_names(tmp_path):
@@ -185,12 +188,19 @@ def test_settings_that_cannot_be_meant(call, why):
 # Streams
 
 
-@pytest.mark.parametrize("specs", [None, PackedSequenceSpecs(SEQ)], ids=["plain", "packed"])
+@pytest.mark.parametrize(
+    "specs",
+    [None, PackedSequenceSpecs(SEQ), PackedSequenceSpecs(SEQ, pad_cu_seqlens=True)],
+    ids=["plain", "packed", "lists of one length"],
+)
 def test_a_stream_gives_each_sample_once_per_pass_and_resumes_where_it_was(specs):
     given = {"streaming": True, "packed_sequence_specs": specs, "micro_batch_size": 1 if specs else 2}
     whole = trained_batches(module(records(), **given), 9)
     if specs is None:
         assert sorted(texts_of(whole[:6])) == EXPECTED and set(texts_of(whole[6:])) != set(texts_of(whole[:3]))
+    else:
+        assert all(torch.equal(batch["cu_seqlens"].amax(1), (~batch["padding_mask"]).sum(1)) for batch in whole)
+        assert (len({batch["cu_seqlens"].shape for batch in whole}) == 1) == specs.pad_cu_seqlens
     for done in (1, 4, 7):
         resumed = module(records(), **given)
         resumed.load_state_dict({"consumed_samples": 4 * done, "global_step": done})

@@ -7,7 +7,7 @@ import pickle
 import torch
 
 from nemo2.llm.fn import openai_gelu, quick_gelu, squared_relu
-from nemo2.models.layers.softcap import cap_logits
+from nemo2.models.layers.logits import cap_logits
 
 X = torch.linspace(-3, 3, 13, dtype=torch.float64)
 

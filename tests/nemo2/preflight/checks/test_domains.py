@@ -98,6 +98,16 @@ def test_a_window_has_two_sides_but_where_a_class_takes_its_width() -> None:
         assert not find_problems(recipe)
 
 
+@pytest.mark.parametrize(("field", "value"), [("make_vocab_size_divisible_by", 0), ("no_rope_freq", -1)])
+def test_a_number_out_of_range_is_told_by_one_rule(field: str, value: int) -> None:
+    from nemo2 import recipes
+
+    recipe = recipes.get("llama_tiny").pretrain_recipe()
+    setattr(recipe.model.config, field, value)
+    [told] = find_problems(recipe)
+    assert told.startswith(f"model.config.{field}={value}: must be ")
+
+
 def test_all_violations_are_told_at_once() -> None:
     node = SimpleNamespace(layernorm_epsilon=-1.0, rotary_base=0, init_method_std=math.nan)
     assert len(list(out_of_range(node, "model.config", domains.MODEL))) == 3

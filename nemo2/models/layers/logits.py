@@ -1,13 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows that pad a vocabulary, kept out of the softmax.
+"""What the logits go through where they leave the output layer, before any loss, sampler and further prediction reads them.
 
-An embedding is padded to a number of rows that suits the tensor-parallel ranks. With a share of the softmax for them, the loss
-of the same weights depends on the tensor-parallel size (2.4e-4 of it between sizes 1 and 2, for GPT-2's 50,257 tokens).
-Their logits are set where they leave the output layer, which every loss, sampler and further prediction reads.
+A soft cap: cap * tanh(logits / cap) (Gemma 2, arXiv:2408.00118, section 2). A divisor (Granite). And no share of the softmax
+for the rows that pad a vocabulary: an embedding is padded to a number of rows that suits the tensor-parallel ranks. With a share
+for them, the loss of the same weights depends on the tensor-parallel size (2.4e-4 of it between sizes 1 and 2, for GPT-2's
+50,257 tokens). The hooks can be pickled, unlike closures.
 """
+
+from functools import partial
 
 import torch
 from megatron.core import parallel_state
+from torch import Tensor, nn
+
+
+def cap_logits(output_layer: nn.Module, cap: float) -> None:
+    """Soft-cap what `output_layer` gives from now on. Elementwise, so logits may be split over the vocabulary."""
+    output_layer.register_forward_hook(partial(_cap, cap))
+
+
+def divide_logits(output_layer: nn.Module, divisor: float) -> None:
+    """Divide what `output_layer` gives from now on, before its other hooks change it."""
+    output_layer.register_forward_hook(partial(_divide, divisor), prepend=True)
 
 
 class PaddingMask:
@@ -27,7 +41,7 @@ class PaddingMask:
         self.first = first
         """The first column of this tensor-parallel rank in the whole output."""
 
-    def __call__(self, module: torch.nn.Module, args: tuple, output: tuple[torch.Tensor, ...]) -> None:
+    def __call__(self, module: nn.Module, args: tuple, output: tuple[Tensor, ...]) -> None:
         del module, args
         logits = output[0]
         gathered = logits.shape[-1] == self.rows
@@ -36,7 +50,7 @@ class PaddingMask:
             logits.detach()[..., num_tokens:] = torch.finfo(logits.dtype).min
 
 
-def mask_padding(output_layer: torch.nn.Module, tokens: int, rows: int) -> None:
+def mask_padding(output_layer: nn.Module, tokens: int, rows: int) -> None:
     """Give the last ``rows - tokens`` outputs of `output_layer` no probability from now on. Megatron-Core's groups must exist.
 
     ``rows`` are those of all tensor-parallel ranks. A hook of the layer that changes logits (`cap_logits`) must come first.
@@ -45,3 +59,13 @@ def mask_padding(output_layer: torch.nn.Module, tokens: int, rows: int) -> None:
         per_rank = rows // parallel_state.get_tensor_model_parallel_world_size()
         first = parallel_state.get_tensor_model_parallel_rank() * per_rank
         output_layer.register_forward_hook(PaddingMask(tokens, rows, first))
+
+
+def _cap(cap: float, module: nn.Module, args: tuple, output: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    logits, *rest = output
+    return (cap * torch.tanh(logits / cap), *rest)
+
+
+def _divide(divisor: float, module: nn.Module, args: tuple, output: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    logits, *rest = output
+    return (logits / divisor, *rest)
