@@ -81,6 +81,6 @@ LAID_OUT = (
 )
 
 
-@pytest.mark.parametrize("name", each_case(LAID_OUT, LAID_OUT[:2]))
+@pytest.mark.parametrize("name", each_case(LAID_OUT, LAID_OUT[:3]))
 def test_the_loss_of_further_tokens_has_one_weight(measured: Measured, name: str) -> None:
     assert measured.of(name, FURTHER)["further token"][1] < 1e-4
