@@ -122,6 +122,10 @@ READ = {
 }
 
 
+OF_EDITORS = pytest.mark.nightly
+"""By day the stubs are those that the recipes give, whichever editor reads them."""
+
+
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[tuple[int, str, str]]]:
     """What pyright says of two files in a folder elsewhere: line, severity and message, by the file."""
@@ -139,10 +143,12 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[tuple[int,
     return told_of
 
 
+@OF_EDITORS
 def test_a_type_checker_knows_every_promised_name_and_no_other(found):
     assert [line for line, _, _ in found["names.py"]] == [len(NAMES) - 2, len(NAMES) - 1], found["names.py"]
 
 
+@OF_EDITORS
 def test_a_type_checker_finds_the_typos_of_a_script_and_nothing_else(
     found,
 ):
@@ -155,11 +161,13 @@ def test_a_type_checker_finds_the_typos_of_a_script_and_nothing_else(
         assert any(f'"{wrong}"' in message for _, message in errors), errors
 
 
+@OF_EDITORS
 def test_what_is_read_of_a_recipe_has_a_type(found):
     told = [message for _, severity, message in found["script.py"] if severity == "information"]
     assert told == [f'Type of "{one}" is "{kind}"' for one, kind in READ.items()]
 
 
+@OF_EDITORS
 def test_jedi_completes_the_fields_of_a_recipe(tmp_path):
     import jedi  # of ipykernel
 

@@ -98,7 +98,7 @@ def on_two(request, run_on_ranks, single, tmp_path_factory) -> list[dict[str, di
     return run_on_ranks(run_all, 2, str(tmp_path_factory.mktemp("two")), layouts, single[0])
 
 
-@pytest.mark.parametrize("layout", each_case(LAYOUTS, ("tp2 sp", "pp2 vp2", "dp2 distributed optimizer", "cp2")))
+@pytest.mark.parametrize("layout", each_case(LAYOUTS, ("tp2 sp", "pp2 vp2", "dp2 distributed optimizer")))
 def test_two_ranks_train_as_one(single, on_two, layout):
     _, expected = single
     first, second = (results[layout] for results in on_two)
@@ -123,6 +123,7 @@ def test_four_ranks_train_as_one(run_on_ranks, single, tmp_path):
 OTHER_LAYERS = {"normalization": "LayerNorm", "add_bias_linear": True, "qk_layernorm": True, "gated_linear_unit": False}
 
 
+@pytest.mark.nightly
 def test_norms_with_biases_and_norms_of_heads_parallelise_too(run_on_ranks, tmp_path):
     reference, parallel = str(tmp_path / "one"), str(tmp_path / "two")
     layers = {"steps": 2, "config": OTHER_LAYERS | {"bias_activation_fusion": False}}
@@ -140,6 +141,7 @@ def train_in(*variants: dict[str, Any]) -> list[dict[str, Any]]:
     return [train(variant) for variant in variants]
 
 
+@pytest.mark.nightly
 def test_half_precision_recomputation_and_the_optimizers_kind_change_little_or_nothing(run_on_ranks):
     distributed = {"use_distributed_optimizer": True}
     # The mean of a micro-batch rather than the sum, which overflows fp16 at the initial loss scale.

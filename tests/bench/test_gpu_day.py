@@ -27,7 +27,7 @@ def step(code: str, answer: str | None = None) -> Step:
 
 def test_a_step_that_is_cut_off_keeps_what_it_wrote(tmp_path: Path) -> None:
     code = "import sys, time; open(sys.argv[1] + '/gpu.md', 'w').write('# so far'); time.sleep(100)"
-    answer = take(step(code, "gpu.md"), tmp_path / "cut", seconds=5)
+    answer = take(step(code, "gpu.md"), tmp_path / "cut", seconds=2)
     assert answer["state"].startswith("cut off") and "# so far" in answer["text"]
     failed = take(step("print('why'); raise SystemExit(3)"), tmp_path / "failed", seconds=60)
     assert "3" in failed["state"] and "why" in failed["text"]

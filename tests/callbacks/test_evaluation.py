@@ -9,6 +9,7 @@ import pytest
 
 from nemo2.callbacks import EvaluationCallback
 from support import small_runs
+from support.nightly import each_case, requested
 
 TEXTS = {"short.txt": "def main():\n", "long.txt": "for line in sys.stdin: print(line.rstrip()) # ä\n" * 3}
 LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
@@ -59,14 +60,16 @@ def after(places: dict[str, str], directory: str) -> dict[str, dict[str, float]]
 
 
 @pytest.fixture(scope="module")
-def runs(run_on_ranks: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def runs(request: pytest.FixtureRequest, run_on_ranks: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("evaluated")
     for name, text in TEXTS.items():
         (folder / name).write_text(text)
     found: dict[str, Any] = {"without": run_on_ranks(train, 1, str(folder), evaluated=False)[0]}
-    for name, (ranks, layout) in LAYOUTS.items():
+    names = list(dict.fromkeys(["one process", *requested(request, "layout")]))
+    for name in names:
+        ranks, layout = LAYOUTS[name]
         found[name] = run_on_ranks(train, ranks, str(folder), **layout, timeout=180)
-    places = {name: found[name][0]["place"] for name in LAYOUTS}
+    places = {name: found[name][0]["place"] for name in names}
     found["after"] = run_on_ranks(after, 1, places, str(folder), timeout=180)[0]
     return found
 
@@ -76,7 +79,7 @@ def test_training_is_the_same_as_without(runs):
     assert runs["without"]["metrics"] == {}
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", each_case(LAYOUTS, ("one process", "TP 2 with SP", "PP 2")))
 def test_the_figures_are_those_of_the_checkpoint_of_that_step(runs, layout):
     expected = runs["after"][layout]
     assert len(expected) == 4

@@ -36,8 +36,9 @@ from nemo2.training.run_dir.faults import FAULT_DIR_VARIABLE, read_faults, recor
 from nemo2.training.run_dir.metrics import JSONLLogger
 from nemo2.training.run_dir.records import EVALUATIONS_FILE, add_evaluation, read_metrics, truncate_metrics, write_text
 from nemo2.training.run_dir.run_folder import RunFolder
+from support.nightly import each_case
 
-SEEDS = range(25)
+SEEDS = each_case(range(25), range(5))
 _NUMBERS = (0.0, -0.0, 1.5, 1e-308, 5e-324, 1.7976931348623157e308, math.nan, math.inf, -math.inf, 1.0, 2.0**53)
 _WHOLE = (0, 1, -1, 2**31, 2**64 + 1, -(10**300))
 _CHARACTERS = (

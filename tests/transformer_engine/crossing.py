@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 STOP, STEPS = 1, 2
-TRAINED = {"Qwen 3 MoE, mixed": True, "DeepSeek V3": False, "Qwen 3 MoE": False, "DeepSeek V2": True}
+TRAINED = {"Qwen 3 MoE, mixed": True, "DeepSeek V3": False, "DeepSeek V2": True}
 """By row whether Transformer Engine's layers come first: dense layers and experts, latent attention, a further prediction."""
 
 

@@ -14,10 +14,10 @@ from nemo2.training.strategies.distillation import DistillationCallback, Distill
 SAVED = Path(__file__).with_name("saved_names.txt").read_text().split()
 
 
-@pytest.mark.parametrize("saved", SAVED)
-def test_what_was_saved_is_found(saved: str) -> None:
-    module, _, name = saved.partition(":")
-    assert hasattr(importlib.import_module(module_today(module, name)), name)
+def test_what_was_saved_is_found() -> None:
+    names = [saved.partition(":")[::2] for saved in SAVED]
+    lost = [one for one in names if not hasattr(importlib.import_module(module_today(*one)), one[1])]
+    assert lost == []
 
 
 def test_every_move_is_on_the_list_and_leads_somewhere_else() -> None:

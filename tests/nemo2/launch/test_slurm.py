@@ -205,7 +205,7 @@ def test_a_run_of_more_than_five_minutes_ends_as_a_short_one(slurm, tmp_path):
     """The process that watches for tasks that can't start has ended by then, and ``kill`` fails."""
     one = job(tmp_path, starter="srun", nodes=1, devices=1, setup_lines="set -euo pipefail")
     each_sleep_lasts(slurm, 0)  # five minutes are over at once
-    (Path(one.folder) / "program.py").write_text("import time; time.sleep(3)")
+    (Path(one.folder) / "program.py").write_text("import time; time.sleep(1)")
     assert run_script(one).returncode == 0 and history(Path(one.folder))[0]["verdict"] == "done"
 
 
@@ -254,7 +254,7 @@ def test_a_job_whose_script_is_killed_is_judged_beside_the_first_rank(slurm, tmp
     }
     asked = slurm / "scontrol.asked"
     wait_until(lambda: "requeue" in asked.read_text())
-    time.sleep(5)  # far longer than it takes to look
+    time.sleep(2)  # far longer than it takes to look
     assert asked.read_text().count("requeue") == 1 and "requeue 1\n" in asked.read_text()
     verdicts = {by: [life["verdict"] for life in history(folder)] for by, folder in killed.items()}
     assert verdicts == {"something": ["again"], "slurm": [], "a later life": [], "another node": []}

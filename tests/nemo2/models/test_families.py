@@ -74,21 +74,16 @@ DAILY = (
     "Llama 4",
     "Llama-Nemotron",
     "Qwen 3 MoE",
-    "Gemma 2",
     "Gemma 3",
-    "DeepSeek V3",
     "Nemotron 4",
-    "GPT-OSS",
     "StarCoder",
     "OLMo 2",
     "Cohere 2",
     "Granite 3 MoE",
-    "Qwen3-Next",
-    "Mamba 2",
     "Nemotron-H",
 )
-"""A family for each kind of layer that tensor-parallel ranks split in its own way; what the others compute at such ranks is
-compared with transformers' every day (tests/nemo2/models/conversion/test_parity.py)."""
+"""A family for each kind of layer that tensor-parallel ranks split in its own way, but those of tests/nemo2/models/layers. What
+the others compute at such ranks is compared with transformers' (tests/nemo2/models/conversion/test_parity.py)."""
 
 # Whole experts, shared out over the tensor-parallel ranks, instead of a slice of each; biases allow nothing else.
 WHOLE_EXPERTS = {"expert_model_parallel_size": 2, "expert_tensor_parallel_size": 1}

@@ -19,6 +19,7 @@ from nemo2.mcore.parallel.cuda_graphs import kind_of, modules_of
 from nemo2.mcore.parallel.ddp_config import DistributedDataParallelConfig
 from nemo2.mcore.parallel.step_graphs import refuse_hooks
 from support import small_runs
+from support.nightly import each_case
 
 STEPS, WARMUP = 6, 2
 
@@ -193,7 +194,9 @@ def assert_trains_the_same(found: dict[str, Any], **counted: Any) -> None:
     assert {name: graphs["counted"][name] for name in counted} == counted
 
 
-@pytest.mark.parametrize(("world_size", "gather"), [(1, False), (2, False), (2, True)])
+@pytest.mark.parametrize(
+    ("world_size", "gather"), each_case([(1, False), (2, False), (2, True)], [(1, False), (2, True)])
+)
 def test_layers_are_captured_after_the_warm_up_and_train_as_without(
     run_on_ranks: Any, world_size: int, gather: bool
 ) -> None:
@@ -207,7 +210,10 @@ def test_layers_are_captured_after_the_warm_up_and_train_as_without(
     assert counted["deleted"] == layers * counted["microbatches"]  # at the end of the run
 
 
-@pytest.mark.parametrize("layout", [{}, {"tensor_model_parallel_size": 2}, {"pipeline_model_parallel_size": 2}])
+TWO_STAGES = {"pipeline_model_parallel_size": 2}
+
+
+@pytest.mark.parametrize("layout", each_case([{}, TWO_STAGES, {"tensor_model_parallel_size": 2}], [{}, TWO_STAGES]))
 def test_a_whole_step_is_replayed_on_new_batches(run_on_ranks: Any, layout: dict[str, int]) -> None:
     world_size = 2 if layout else 1
     found = run_on_ranks(with_and_without, world_size, "full_iteration", hooks=True, **layout)[0]

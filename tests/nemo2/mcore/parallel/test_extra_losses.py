@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from support import extra_losses
+from support.nightly import each_case
 
 CASES = {case.name: case for case in extra_losses.CASES}
 ROUTERS = ["load balancing", "by sequence", "over replicas", "z-loss"]
@@ -36,17 +37,17 @@ def measured(run_on_ranks: Any, tmp_path_factory: pytest.TempPathFactory) -> Mea
     return Measured(run_on_ranks, tmp_path_factory.mktemp("extra losses"))
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param("answers, padded to 96", marks=pytest.mark.nightly),  # as tensor-parallel ranks have it
-        pytest.param("recomputed", marks=pytest.mark.nightly),
-        "TP 2, answers, padded to 96",
-        "CP 2, answers, padded to 96",
-        pytest.param("PP 2, answers, padded to 96", marks=pytest.mark.nightly),
-        "padded to 96, mean of micro-batches",
-    ],
+PADDED = (
+    "TP 2, answers, padded to 96",
+    "CP 2, answers, padded to 96",
+    "padded to 96, mean of micro-batches",
+    "answers, padded to 96",  # as tensor-parallel ranks have it
+    "recomputed",
+    "PP 2, answers, padded to 96",
 )
+
+
+@pytest.mark.parametrize("name", each_case(PADDED, PADDED[:3]))
 def test_masks_padding_and_layouts_leave_the_gradient_of_a_routers_loss(measured: Measured, name: str) -> None:
     for loss, (length, error) in measured.of(name, ROUTERS).items():
         assert length == pytest.approx(1, abs=1e-4) and error < 1e-4, loss
@@ -60,14 +61,10 @@ def test_packing_leaves_the_losses_of_a_micro_batch(measured: Measured) -> None:
     assert 0.7 < figures["by sequence"][0] < 1.4
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "DP 2, answers, padded to 96",
-        pytest.param("EP 2, answers, padded to 96", marks=pytest.mark.nightly),
-        pytest.param("FSDP, answers, padded to 96", marks=pytest.mark.nightly),
-    ],
-)
+REPLICAS = ("DP 2, answers, padded to 96", "EP 2, answers, padded to 96", "FSDP, answers, padded to 96")
+
+
+@pytest.mark.parametrize("name", each_case(REPLICAS, REPLICAS[:1]))
 def test_replicas_leave_the_gradient_of_a_routers_loss(measured: Measured, name: str) -> None:
     """The loss over replicas sees more tokens at once: another loss of the same weight."""
     figures = measured.of(name, [loss for loss in ROUTERS if name[:4] != "FSDP" or loss != "over replicas"])
@@ -76,14 +73,14 @@ def test_replicas_leave_the_gradient_of_a_routers_loss(measured: Measured, name:
         assert error < 1e-4, loss
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "packed to 96, answers",
-        "CP 2, answers, padded to 96",
-        "PP 2, answers, padded to 96",
-        "DP 2, answers, padded to 96",
-    ],
+LAID_OUT = (
+    "packed to 96, answers",
+    "PP 2, answers, padded to 96",
+    "CP 2, answers, padded to 96",
+    "DP 2, answers, padded to 96",
 )
+
+
+@pytest.mark.parametrize("name", each_case(LAID_OUT, LAID_OUT[:3]))
 def test_the_loss_of_further_tokens_has_one_weight(measured: Measured, name: str) -> None:
     assert measured.of(name, FURTHER)["further token"][1] < 1e-4

@@ -54,7 +54,7 @@ def test_transformer_engine_s_layers_and_plain_ones_store_the_same_tensors(cross
 @pytest.mark.timeout(660)
 def test_a_run_goes_on_from_a_checkpoint_of_the_other_s_layers(crossed: Any) -> None:
     """Parameters and moments to the bit, and the losses of the run that wasn't interrupted."""
-    assert len(crossed["runs"]) == 2
+    assert len(crossed["runs"]) == (2 if "DeepSeek V3" in crossed["names"] else 1)
     for name, run in crossed["runs"].items():
         assert isinstance(run, dict), f"{name}: {run}"
         assert (run["different"], run["only"]) == ([], []), name

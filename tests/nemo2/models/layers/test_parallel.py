@@ -156,6 +156,6 @@ def test_two_ranks_train_as_one_in_further_layouts(run_on_ranks, one_process, tm
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("model", each_case(LAYOUTS_OF_FOUR, ("deepseek", "mtp")))
+@pytest.mark.parametrize("model", each_case(LAYOUTS_OF_FOUR, ["deepseek"]))
 def test_four_ranks_train_as_one(run_on_ranks, one_process, tmp_path, model):
     check(run_on_ranks, one_process, tmp_path, model, LAYOUTS_OF_FOUR[model], 4)

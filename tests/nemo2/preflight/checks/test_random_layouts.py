@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
+from support.nightly import each_case
 from tests.long.random_layouts import cases, compare
 
 
-@pytest.mark.parametrize("count", [30, pytest.param(300, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("count", each_case((12, 300), [12]))
 def test_the_rules_refuse_what_megatron_core_refuses_and_nothing_it_builds_right(run_on_ranks: Any, count: int) -> None:
     (found,) = run_on_ranks(compare, 1, cases(count), init_process_group=False, timeout=280)
     assert not found.disagreements, "\n".join(found.disagreements)

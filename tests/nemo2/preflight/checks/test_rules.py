@@ -101,7 +101,7 @@ def _judge_parts(case: Case) -> None:
 
 
 @pytest.mark.quick
-@pytest.mark.parametrize("example", each_case(EXAMPLES, REFUSED), ids=lambda one: one.rule)
+@pytest.mark.parametrize("example", each_case(EXAMPLES, REFUSED[::4]), ids=lambda one: one.rule)
 def test_megatron_core_builds_the_mended_recipe(example: Example, megatron: dict[str, str | None]) -> None:
     assert megatron[repr(example.mended)] is None
 

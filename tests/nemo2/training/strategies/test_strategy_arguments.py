@@ -23,6 +23,7 @@ from nemo2.checkpoint.model_checkpoint import ModelCheckpoint
 from nemo2.errors import ConfigError
 from nemo2.training.run_dir.progress_line import parse_line
 from support import small_runs
+from support.nightly import each_case, requested
 
 STAGES: dict[str, dict[str, Any]] = {
     "num_layers_in_first_pipeline_stage": {"num_layers_in_first_pipeline_stage": 1},
@@ -232,11 +233,11 @@ def messages() -> dict[str, Any]:
     }
 
 
-def on_two_ranks() -> dict[str, Any]:
+def on_two_ranks(stages: list[str]) -> dict[str, Any]:
     small_runs.quiet()
     two = {"pipeline_model_parallel_size": 2}
     return {
-        "stages": {name: fit(3, inspect=layers_of, **two, **given)["inspected"] for name, given in STAGES.items()},
+        "stages": {name: fit(3, inspect=layers_of, **two, **STAGES[name])["inspected"] for name in stages},
         "chunks": chunks_in_order(),
         "chunks of four": chunks_in_order(microbatch_group_size_per_vp_stage=4),
         "groups": groups_of_others(),
@@ -258,11 +259,13 @@ def _gloo_group() -> bool:
 
 
 @pytest.fixture(scope="module")
-def ranks(run_on_ranks: Any) -> list[dict[str, Any]]:
-    return run_on_ranks(on_two_ranks, 2, timeout=600.0)
+def ranks(request: pytest.FixtureRequest, run_on_ranks: Any) -> list[dict[str, Any]]:
+    return run_on_ranks(on_two_ranks, 2, requested(request, "name"), timeout=600.0)
 
 
-@pytest.mark.parametrize("name", STAGES)
+@pytest.mark.parametrize(
+    "name", each_case(STAGES, ("num_layers_in_first_pipeline_stage", "pipeline_model_parallel_layout"))
+)
 def test_stages_hold_the_layers_that_were_asked_for(ranks: list[dict[str, Any]], name: str) -> None:
     uneven = [2, 1] if "last" in name or "loss" in name else [1, 2]
     assert [found["stages"][name] for found in ranks] == uneven
