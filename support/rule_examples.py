@@ -399,6 +399,11 @@ EXAMPLES: tuple[Example, ...] = (
         f"{FP8} model.config.kv_channels=128 model.config.hidden_size=4112",
     ),
     example(
+        "megatron-fsdp-has-no-loss-scaler",
+        f"trainer.plugins.precision=16-mixed strategy.fsdp=megatron {CP}=1",
+        f"trainer.plugins.precision=bf16-mixed strategy.fsdp=megatron {CP}=1",
+    ),
+    example(
         "scales-go-into-the-checkpoint",
         f"{FP8} trainer.plugins.fp8_recipe=delayed strategy.fsdp=megatron {CP}=1",
         f"{FP8} trainer.plugins.fp8_recipe=tensorwise strategy.fsdp=megatron {CP}=1",

@@ -107,7 +107,7 @@ def test_a_bare_import_from_a_checkout_fails_with_the_right_import(folder):
 
 def sources(folder: Path) -> list[Path]:
     """Python files below `folder`, their stubs, and what they read, links to other folders aside."""
-    files = [file for ending in ("py", "pyi", "json", "css", "html") for file in folder.rglob(f"*.{ending}")]
+    files = [file for ending in ("py", "pyi", "json", "css", "html", "j2") for file in folder.rglob(f"*.{ending}")]
     return [file for file in files if not any(parent.is_symlink() for parent in file.parents)]
 
 

@@ -109,7 +109,15 @@ LOSS_SCALING: tuple[Row, ...] = (
     ),
 )
 
-FP8: tuple[Row, ...] = (
+FSDP_PRECISION: tuple[Row, ...] = (
+    Conflict(
+        "megatron-fsdp-has-no-loss-scaler",
+        ("trainer.plugins.fp16",),
+        "with strategy.fsdp='megatron', Megatron-Core looks for gradients to unscale where a rank has none, and ends in the "
+        "first step",
+        "Set trainer.plugins.precision='bf16-mixed', or set strategy.fsdp=None to shard only the optimizer state.",
+        lambda run: run[f"{DDP}.use_megatron_fsdp"] and run.dtypes is not None and run.dtypes.fp16,
+    ),
     Conflict(
         "scales-go-into-the-checkpoint",
         ("trainer.plugins.fp8",),

@@ -62,6 +62,14 @@ def _blocks(facts: Facts) -> Iterator[str]:
             )
 
 
+@PRECISION.settled("megatron-fsdp-has-no-loss-scaler")
+def _no_loss_scaler() -> None:
+    """fp16 cannot be used with Megatron-FSDP.
+
+    Otherwise: The first step ends in an AttributeError, in Megatron-Core 0.16.1 and 0.19.2 alike.
+    """
+
+
 @PRECISION.settled("scales-go-into-the-checkpoint")
 def _scales_go_into_the_checkpoint() -> None:
     """Delayed scaling cannot be used with Megatron-FSDP, because its checkpoints hold parameters but no history of

@@ -110,6 +110,7 @@ REFUSED = [
     ("optim.config.optimizer=muon", "distributed-optimizer-is-adams"),
     ("trainer.plugins.grad_reduce_in_fp32=True strategy.ddp.grad_reduce_in_fp32=False", "one-precision"),
     ("model.config.cuda_graph_impl=local strategy.fsdp=megatron", "graphs-go-with-the-rest"),
+    ("trainer.plugins.precision=16-mixed strategy.fsdp=megatron", "megatron-fsdp-has-no-loss-scaler"),
     ("trainer.plugins.fp8=hybrid strategy.fsdp=megatron strategy.context_parallel_size=1", "scales-go-into-the-checkpoint"),
     ("strategy.moe_extended_tp=True", "strategy-has-what-it-is-asked"),
     ("strategy.ckpt_load_main_params=True", "one-source-of-optimizer-state"),

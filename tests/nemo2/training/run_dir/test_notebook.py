@@ -2,6 +2,7 @@
 """A cell that trains is interrupted, as by the notebook's stop button: it ends at once, and the kernel goes on."""
 
 import json
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -34,14 +35,21 @@ def answers(message: dict[str, Any], asked: str) -> bool:
 
 @pytest.mark.slow
 def test_an_interrupted_cell_ends_at_once_and_the_next_one_trains(tmp_path, monkeypatch, warm_interpreter):
-    manager = pytest.importorskip("jupyter_client").manager
+    jupyter = pytest.importorskip("jupyter_client")
     spec = tmp_path / "kernels" / "warm" / "kernel.json"
     spec.parent.mkdir(parents=True)
     line = [warm_interpreter, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
     spec.write_text(json.dumps({"argv": line, "display_name": "warm", "language": "python"}))
     monkeypatch.setenv("JUPYTER_PATH", str(tmp_path))
-    kernel, client = manager.start_new_kernel(kernel_name="warm", cwd=str(Path(__file__).parents[4]))
+    # Over TCP, another process may take a port between its choice by the manager and its use by the kernel. A socket's path
+    # has 107 characters at most.
+    monkeypatch.setenv("JUPYTER_RUNTIME_DIR", tempfile.mkdtemp())
+    kernel = jupyter.KernelManager(kernel_name="warm", transport="ipc")
+    kernel.start_kernel(cwd=str(Path(__file__).parents[4]))
+    client = kernel.blocking_client()
+    client.start_channels()
     try:
+        client.wait_for_ready(timeout=60)
         mark = tmp_path / "trains"
         # After an error, a kernel refuses the requests of the next moment unless the failed one said otherwise.
         asked = client.execute(TRAIN.format(mark=str(mark)), stop_on_error=False)
