@@ -68,7 +68,7 @@ def distilled(directory: str, places: dict[str, str], settings: str, **strategy:
     run["trainer"].callbacks += [recorder, *([] if strategy or torch.distributed.get_world_size() > 1 else [beside])]
     config = llm.DistillationConfig(**SETTINGS[settings])
     place = llm.distill(places["student"], places["teacher"], **run, distillation_config=config)
-    return {"losses": recorder.losses, "apart": beside.apart, "place": str(place)}
+    return {"losses": recorder.losses, "grad_norms": recorder.grad_norms, "apart": beside.apart, "place": str(place)}
 
 
 class Beside(pl.Callback):
@@ -140,7 +140,8 @@ def test_every_layout_learns_the_same(run_on_ranks: Any, places: Any, alone: dic
     ranks, strategy = LAYOUTS[layout]
     for settings in ("warm", "top") if layout.startswith("TP") else ("warm",):
         for found in run_on_ranks(distilled, ranks, *places, settings, **strategy, timeout=180):
-            assert found["losses"] == pytest.approx(alone[settings]["losses"], rel=2e-4)
+            for name in ("losses", "grad_norms"):
+                assert found[name] == pytest.approx(alone[settings][name], rel=2e-4), name
 
 
 def test_what_is_saved_is_the_student_alone(alone: dict[str, Any]) -> None:
