@@ -99,7 +99,7 @@ def write_released(shape: str, folder: Path, *, holes: bool) -> None:
 
     from nemo2.hugging_face.safetensors_files import CONFIG, INDEX, plan_shards
     from nemo2.models.conversion.table import released_shapes
-    from nemo2.models.llama import LLAMA
+    from nemo2.models.conversion.tables.llama import LLAMA
 
     sizes = SHAPES[shape]
     config = {

@@ -7,6 +7,7 @@ files. *Changes the result*: training continues, but differently. *Doesn't fit*:
 with zeros, or change their meaning; this is rejected unless the user accepts it.
 """
 
+import logging
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -28,7 +29,9 @@ from nemo2.checkpoint.directory import CONTEXT_PATH, read_manifest, sha256
 from nemo2.config.show import TARGET, diff
 from nemo2.data.base import MegatronDataModule
 from nemo2.data.tokenizer_files import FIELDS, files_of
-from nemo2.models.conversion.settings import contradicted
+from nemo2.models.conversion.settings import TRAINED_OTHERWISE, contradicted
+
+_log = logging.getLogger(__name__)
 
 _SHAPE_FIELDS = re.compile(
     r"(num_layers|hidden_size|ffn_hidden_size|num_attention_heads|num_query_groups|kv_channels|vocab_size|num_moe_experts"
@@ -158,13 +161,15 @@ def unfit_changes(checkpoint: Path, *, model_config: Any, tokenizer: Any) -> lis
     return changes.unfit
 
 
-def contradictions_of_weights(checkpoint: Path, model_config: Any) -> str:
-    """The settings of a model that compute something else than the model of the weights in ``checkpoint``, from which it starts,
-    with both values. "": none, or the checkpoint doesn't describe its model."""
+def warn_if_trained_otherwise(checkpoint: Path, model_config: Any, *, name: Any) -> None:
+    """Warn of the settings of a model that compute something else than the model of the weights in ``checkpoint``, from which
+    it starts. Nothing is known about a checkpoint that doesn't describe its model. ``name``: the checkpoint's in the warning."""
     try:
-        return contradicted(model_config, load_context(checkpoint, "model").config, "their model")
+        contradictions = contradicted(model_config, load_context(checkpoint, "model").config, "their model")
     except Exception:  # as in `changes_since`
-        return ""
+        return
+    if contradictions:
+        _log.warning(TRAINED_OTHERWISE, name, contradictions)
 
 
 def unfit_message(checkpoint: Path, unfit: list[Difference]) -> str:

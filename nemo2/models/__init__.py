@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Model families: one file each, with its sizes, its LightningModule, its conversion and the source of every number."""
+"""Model families: one file each, with its sizes, its LightningModule and the source of every number."""
 
 from nemo2.base.lazy import front_door
 

@@ -14,11 +14,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from nemo2.config.capture import configurable
-from nemo2.models.conversion.decoder import attention, decoder, decoder_conversion, gated_feed_forward
-from nemo2.models.conversion.pieces import fused_qkv
-from nemo2.models.conversion.positions import UNROTATED
-from nemo2.models.conversion.settings import Config, Translation, decoder_fields, refusal, without
-from nemo2.models.conversion.table import Row
 from nemo2.models.decoder import DecoderConfig
 from nemo2.models.gpt import GPTModel
 
@@ -65,32 +60,3 @@ def _forward_normalised(
     layer: Any, forward: Callable[..., Any], hidden: Tensor, weight: Optional[Tensor] = None, **kwargs: Any
 ) -> Any:
     return forward(hidden, weight=F.normalize(layer.weight if weight is None else weight), **kwargs)
-
-
-# Every head has its own key and value, hidden_size / num_attention_heads wide.
-def _rows(config: Baichuan2Config) -> list[Row]:
-    return decoder(config, [*attention(config, fused_qkv("self_attn.W_pack.")), *gated_feed_forward()])
-
-
-def _refuse_alibi(hf: Config) -> dict[str, Any]:
-    if "max_position_embeddings" not in hf:
-        raise refusal(
-            hf,
-            "model_max_length",
-            "a config.json without max_position_embeddings is that of Baichuan 2 13B, whose ALiBi nemo2 doesn't support",
-        )
-    return {}
-
-
-BAICHUAN = decoder_conversion(
-    "BaichuanForCausalLM",
-    Baichuan2Model,
-    Baichuan2Config,
-    rows=_rows,
-    # Every head has its own key and value, hidden_size / num_attention_heads wide.
-    fields=without(decoder_fields(), "num_key_value_heads", "head_dim"),
-    only={"model_type": "baichuan", "hidden_act": "silu"},
-    translations=[Translation(_refuse_alibi, lambda own: {"model_max_length": own.seq_length})],
-    rotary=UNROTATED,
-    ignored=("model.layers.*.self_attn.rotary_emb.inv_freq",),
-)

@@ -10,9 +10,6 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Optional
 
 from nemo2.config.capture import configurable
-from nemo2.models.conversion.decoder import attention, decoder, decoder_conversion, gated_feed_forward
-from nemo2.models.conversion.settings import Field, decoder_fields, without
-from nemo2.models.conversion.table import Row
 from nemo2.models.decoder import DecoderConfig
 from nemo2.models.gpt import GPTModel
 from nemo2.models.layers.logits import divide_logits
@@ -85,27 +82,3 @@ class AyaConfig8B(
 @configurable
 class CohereModel(GPTModel):
     """The LightningModule of Command R and Aya; see `GPTModel`."""
-
-
-def rows(config: CohereConfig) -> list[Row]:
-    without_norm = (row for row in gated_feed_forward() if "layer_norm_" not in row.key)
-    return decoder(config, [*attention(config), *without_norm])
-
-
-FIELDS = [
-    *without(decoder_fields(max_position_embeddings=8192, tie_word_embeddings=True), "head_dim", "rms_norm_eps"),
-    Field("layer_norm_eps", "layernorm_epsilon", 1e-5),
-    Field("logit_scale", "logit_scale", 0.0625),
-]
-ONLY = {"hidden_act": "silu", "attention_bias": False}
-
-
-COHERE = decoder_conversion(
-    "CohereForCausalLM",
-    CohereModel,
-    CohereConfig,
-    rows=rows,
-    fields=FIELDS,
-    only={"model_type": "cohere", "use_qk_norm": False, **ONLY},
-    theta=500_000.0,
-)

@@ -6,18 +6,10 @@ Sources: transformers' ``Cohere2Config``; config.json of CohereForAI/c4ai-comman
 """
 
 from dataclasses import dataclass
-from typing import Any, Optional, Union
+from typing import Optional, Union
 
 from nemo2.config.capture import configurable
-from nemo2.models.cohere import FIELDS, ONLY, CohereConfig, rows
-from nemo2.models.conversion.decoder import decoder_conversion
-from nemo2.models.conversion.settings import (
-    FULL,
-    Config,
-    Translation,
-    alternating_windows,
-    kinds_of_layers,
-)
+from nemo2.models.cohere import CohereConfig
 from nemo2.models.gpt import GPTModel
 
 
@@ -49,21 +41,3 @@ class CommandAConfig111B(
 @configurable
 class Cohere2Model(GPTModel):
     """The LightningModule of Command R7B and Command A; see `GPTModel`."""
-
-
-def _windows(hf: Config) -> dict[str, Any]:
-    every = hf.get("sliding_window_pattern", 4)
-    unrotated = [int(kind == FULL) for kind in kinds_of_layers(hf, every=every)]
-    return {**alternating_windows(every=every).ours(hf), "no_rope_freq": unrotated}
-
-
-COHERE2 = decoder_conversion(
-    "Cohere2ForCausalLM",
-    Cohere2Model,
-    Cohere2Config,
-    rows=rows,
-    fields=FIELDS,
-    only={"model_type": "cohere2", **ONLY},
-    translations=[Translation(_windows, alternating_windows(every=4).theirs)],
-    theta=500_000.0,
-)

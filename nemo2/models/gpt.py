@@ -293,8 +293,6 @@ class GPTConfig(TransformerConfig):
                     "model.config.vocab_size is not set, and no tokenizer defines it. Set model.config.vocab_size, or give the "
                     "data module a tokenizer."
                 )
-            from nemo2.data.tokenizer import get_vocab_size
-
             return get_vocab_size(self, tokenizer.vocab_size, self.make_vocab_size_divisible_by)
         if tokenizer is not None and tokenizer.vocab_size > self.vocab_size:
             raise ConfigError(
@@ -525,3 +523,23 @@ def _default_optimizer() -> Any:
     from nemo2.mcore.optim.megatron import MegatronOptimizerModule
 
     return MegatronOptimizerModule(OptimizerConfig(lr=1e-4, use_distributed_optimizer=True))
+
+
+def get_vocab_size(config: Any, vocab_size: int, make_vocab_size_divisible_by: int = 128) -> int:
+    """`vocab_size` padded for a model's embedding and output layer.
+
+    The next multiple of `make_vocab_size_divisible_by` * ``config.tensor_model_parallel_size``. Every tensor-parallel
+    rank then holds the same number of rows, and that number suits the matrix units.
+
+    Args:
+        config: The model's configuration.
+        vocab_size: The number of the tokenizer's ids.
+        make_vocab_size_divisible_by: The number of rows per rank is a multiple of this number.
+    """
+    multiple = make_vocab_size_divisible_by * config.tensor_model_parallel_size
+    if multiple < 1:
+        raise ConfigError(
+            f"make_vocab_size_divisible_by={make_vocab_size_divisible_by} * tensor_model_parallel_size="
+            f"{config.tensor_model_parallel_size}: both must be 1 or more."
+        )
+    return -(-vocab_size // multiple) * multiple

@@ -12,8 +12,6 @@ from typing import Any, ClassVar, Optional
 from megatron.core.transformer import ModuleSpec
 
 from nemo2.config.capture import configurable
-from nemo2.models.conversion.decoder import BIASES, decoder_conversion, rows, unbiased
-from nemo2.models.conversion.settings import Field, decoder_fields, without
 from nemo2.models.decoder import DecoderConfig
 from nemo2.models.gemma import multiply
 from nemo2.models.gpt import GPTModel, default_layer_spec
@@ -78,23 +76,3 @@ class Granite3Config8B(
 @configurable
 class GraniteModel(GPTModel):
     """The LightningModule of Granite; see `GPTModel`."""
-
-
-FIELDS = [
-    *without(decoder_fields(), "head_dim"),
-    Field("embedding_multiplier", "embedding_multiplier", 1.0),
-    Field("residual_multiplier", "residual_multiplier", 1.0),
-    Field("attention_multiplier", "softmax_scale", 1.0),
-    Field("logits_scaling", "logits_scaling", 1.0),
-]
-
-GRANITE = decoder_conversion(
-    "GraniteForCausalLM",
-    GraniteModel,
-    GraniteConfig,
-    rows=rows,
-    fields=FIELDS,
-    only={"model_type": "granite", "hidden_act": "silu"},
-    translations=[BIASES],
-    unbiased=unbiased,
-)

@@ -10,13 +10,9 @@ from typing import Optional, Union
 
 from nemo2.config.capture import configurable
 from nemo2.errors import ConfigError
-from nemo2.models.conversion.decoder import attention, decoder, decoder_conversion
-from nemo2.models.conversion.pieces import one
-from nemo2.models.conversion.settings import Translation, expert_fields
-from nemo2.models.conversion.table import Row, norm
 from nemo2.models.decoder import GroupedExperts
 from nemo2.models.gpt import GPTModel
-from nemo2.models.granite import FIELDS, GraniteConfig
+from nemo2.models.granite import GraniteConfig
 
 
 @configurable
@@ -63,47 +59,3 @@ class GraniteMoESharedConfig(GraniteMoEConfig):
 @configurable
 class GraniteMoEModel(GPTModel):
     """The LightningModule of Granite with experts; see `GPTModel`."""
-
-
-def _rows(config: GraniteMoEConfig) -> list[Row]:
-    routed, shared = "block_sparse_moe.", "shared_mlp."
-    layer = [
-        *attention(config),
-        *norm("pre_mlp_layernorm.", one("post_attention_layernorm.")),
-        Row("mlp.router.weight", one(f"{routed}router.layer.weight")),
-        Row("mlp.experts.experts.linear_fc1.weight", one(f"{routed}input_linear.weight", stacked=True)),
-        Row("mlp.experts.experts.linear_fc2.weight", one(f"{routed}output_linear.weight", stacked=True)),
-    ]
-    if config.moe_shared_expert_intermediate_size:
-        layer += [
-            Row("mlp.shared_experts.linear_fc1.weight", one(f"{shared}input_linear.weight")),
-            Row("mlp.shared_experts.linear_fc2.weight", one(f"{shared}output_linear.weight")),
-        ]
-    return decoder(config, layer)
-
-
-_FIELDS = [*FIELDS, *expert_fields(num_local_experts=8, num_experts_per_tok=2, router_aux_loss_coef=0.001)]
-_ONLY = {"hidden_act": "silu", "attention_bias": False}
-
-GRANITE_MOE = decoder_conversion(
-    "GraniteMoeForCausalLM",
-    GraniteMoEModel,
-    GraniteMoEConfig,
-    rows=_rows,
-    fields=_FIELDS,
-    only={"model_type": "granitemoe", **_ONLY},
-)
-GRANITE_MOE_SHARED = decoder_conversion(
-    "GraniteMoeSharedForCausalLM",
-    GraniteMoEModel,
-    GraniteMoESharedConfig,
-    rows=_rows,
-    fields=_FIELDS,
-    only={"model_type": "granitemoeshared", **_ONLY},
-    translations=[
-        Translation(
-            lambda hf: {"moe_shared_expert_intermediate_size": hf.get("shared_intermediate_size") or None},
-            lambda own: {"shared_intermediate_size": own.moe_shared_expert_intermediate_size or 0},
-        )
-    ],
-)

@@ -8,9 +8,6 @@ from dataclasses import dataclass
 from typing import Any, Optional
 
 from nemo2.config.capture import configurable
-from nemo2.models.conversion.decoder import BIASES, decoder_conversion, rows, unbiased
-from nemo2.models.conversion.positions import any_scaling
-from nemo2.models.conversion.settings import NEEDED, decoder_fields
 from nemo2.models.decoder import DecoderConfig
 from nemo2.models.gpt import GPTModel
 from nemo2.models.rotary import scale_positions
@@ -148,30 +145,3 @@ class Llama32Config3B(Llama32Config1B, num_layers=28, hidden_size=3072, num_atte
 @configurable
 class LlamaModel(GPTModel):
     """The LightningModule of Llama; see `GPTModel`."""
-
-
-SCALING: dict[str, tuple[str, Any]] = {
-    "factor": ("scale_factor", NEEDED),
-    "low_freq_factor": ("low_freq_factor", NEEDED),
-    "high_freq_factor": ("high_freq_factor", NEEDED),
-    "original_max_position_embeddings": ("old_context_len", NEEDED),
-}
-
-
-def _kind(**settings: Any) -> LlamaConfig:
-    return (Llama31Config if "scale_factor" in settings else LlamaConfig)(**settings)
-
-
-LLAMA = decoder_conversion(
-    "LlamaForCausalLM",
-    LlamaModel,
-    _kind,
-    configs=(LlamaConfig,),
-    rows=rows,
-    fields=decoder_fields(),
-    only={"model_type": "llama", "hidden_act": "silu"},
-    translations=[BIASES],
-    rotary=any_scaling(own=("llama3", SCALING)),
-    unbiased=unbiased,
-    ignored=("model.layers.*.self_attn.rotary_emb.inv_freq",),
-)

@@ -9,9 +9,6 @@ from dataclasses import dataclass
 from typing import Optional, Union
 
 from nemo2.config.capture import configurable
-from nemo2.models.conversion.decoder import decoder_conversion, rows
-from nemo2.models.conversion.settings import decoder_fields, text_config, uniform_window
-from nemo2.models.conversion.table import IN_VISION_MODEL
 from nemo2.models.decoder import DecoderConfig
 from nemo2.models.gpt import GPTModel
 
@@ -56,17 +53,3 @@ class MistralModel(GPTModel):
     """The LightningModule of Mistral; see `GPTModel`."""
 
     default_config = MistralConfig7B
-
-
-MISTRAL = decoder_conversion(
-    "MistralForCausalLM",
-    MistralModel,
-    MistralConfig7B,
-    rows=rows,
-    fields=decoder_fields(num_key_value_heads=8, max_position_embeddings=131072),
-    only={"model_type": "mistral", "hidden_act": "silu"},
-    translations=[uniform_window(4096)],
-    flat=text_config,
-    also=("Mistral3ForConditionalGeneration",),
-    **IN_VISION_MODEL,
-)

@@ -9,10 +9,6 @@ from dataclasses import dataclass
 from typing import Optional
 
 from nemo2.config.capture import configurable
-from nemo2.models.conversion.decoder import attention, decoder, decoder_conversion, gated_feed_forward
-from nemo2.models.conversion.pieces import one
-from nemo2.models.conversion.settings import decoder_fields, without
-from nemo2.models.conversion.table import Row, norm
 from nemo2.models.decoder import DecoderConfig
 from nemo2.models.gpt import GPTModel
 
@@ -49,22 +45,3 @@ class OLMo2Config32B(
 @configurable
 class OLMo2Model(GPTModel):
     """The LightningModule of OLMo 2; see `GPTModel`."""
-
-
-def rows(config: OLMo2Config) -> list[Row]:
-    layer = [
-        *(row for row in (*attention(config), *gated_feed_forward()) if "layer_norm_" not in row.key),
-        *norm("self_attention.linear_proj.post_layernorm.", one("post_attention_layernorm.")),
-        *norm("mlp.linear_fc2.post_layernorm.", one("post_feedforward_layernorm.")),
-    ]
-    return decoder(config, layer)
-
-
-OLMO2 = decoder_conversion(
-    "Olmo2ForCausalLM",
-    OLMo2Model,
-    OLMo2Config,
-    rows=rows,
-    fields=without(decoder_fields(rms_norm_eps=1e-5), "head_dim"),
-    only={"model_type": "olmo2", "hidden_act": "silu", "attention_bias": False},
-)

@@ -8,9 +8,6 @@ from dataclasses import dataclass
 from typing import Optional, Union
 
 from nemo2.config.capture import configurable
-from nemo2.models.conversion.decoder import decoder_conversion
-from nemo2.models.conversion.experts import expert_weights, rows_with_experts
-from nemo2.models.conversion.settings import decoder_fields, expert_fields, without
 from nemo2.models.decoder import DecoderConfig, GroupedExperts
 from nemo2.models.gpt import GPTModel
 
@@ -38,17 +35,3 @@ class OLMoEConfig7B_A1B(OLMoEConfig, num_layers=16, hidden_size=2048, num_attent
 @configurable
 class OLMoEModel(GPTModel):
     """The LightningModule of OLMoE; see `GPTModel`."""
-
-
-OLMOE = decoder_conversion(
-    "OlmoeForCausalLM",
-    OLMoEModel,
-    OLMoEConfig,
-    rows=rows_with_experts,
-    fields=[
-        *without(decoder_fields(rms_norm_eps=1e-5, max_position_embeddings=4096), "head_dim"),
-        *expert_fields(num_experts=64, num_experts_per_tok=8, router_aux_loss_coef=0.01),
-    ],
-    only={"model_type": "olmoe", "hidden_act": "silu", "attention_bias": False, "clip_qkv": None},
-    translations=[expert_weights()],
-)

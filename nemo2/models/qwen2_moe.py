@@ -9,16 +9,6 @@ from dataclasses import dataclass
 from typing import Optional, Union
 
 from nemo2.config.capture import configurable
-from nemo2.models.conversion.decoder import decoder_conversion
-from nemo2.models.conversion.experts import (
-    EXPERT_LAYERS,
-    expert_weights,
-    rows_with_experts,
-    shared_experts,
-)
-from nemo2.models.conversion.pieces import one
-from nemo2.models.conversion.settings import Field, decoder_fields, expert_fields, without
-from nemo2.models.conversion.table import Row
 from nemo2.models.decoder import GroupedExperts
 from nemo2.models.gpt import GPTModel
 from nemo2.models.qwen2 import Qwen2Config
@@ -62,36 +52,3 @@ class Qwen2Config57B_A14B(
 @configurable
 class Qwen2MoEModel(GPTModel):
     """The LightningModule of Qwen 1.5 and 2 with experts; see `GPTModel`."""
-
-
-def _rows(config: Qwen2MoEConfig) -> list[Row]:
-    return rows_with_experts(config, shared_expert())
-
-
-def shared_expert() -> list[Row]:
-    """A layer's shared expert, and the gate of its output."""
-    return [
-        *shared_experts("mlp.shared_expert."),
-        Row("mlp.shared_experts.gate_weight", one("mlp.shared_expert_gate.weight")),
-    ]
-
-
-QWEN2_MOE = decoder_conversion(
-    "Qwen2MoeForCausalLM",
-    Qwen2MoEModel,
-    Qwen2MoEConfig,
-    rows=_rows,
-    fields=[
-        *without(decoder_fields(num_key_value_heads=16, max_position_embeddings=32768), "head_dim"),
-        Field("qkv_bias", "add_qkv_bias", True),
-        *expert_fields(
-            moe_intermediate_size=1408,
-            shared_expert_intermediate_size=5632,
-            num_experts=60,
-            num_experts_per_tok=4,
-            router_aux_loss_coef=0.001,
-        ),
-    ],
-    only={"model_type": "qwen2_moe", "hidden_act": "silu", "use_sliding_window": False},
-    translations=[EXPERT_LAYERS, expert_weights()],
-)

@@ -6,11 +6,9 @@ last stage of training from huggingface.co/blog/smollm3.
 """
 
 from dataclasses import dataclass
-from typing import Any, Optional, Union
+from typing import Optional, Union
 
 from nemo2.config.capture import configurable
-from nemo2.models.conversion.decoder import decoder_conversion, rows
-from nemo2.models.conversion.settings import Config, Translation, decoder_fields, meaning, without
 from nemo2.models.decoder import DecoderConfig
 from nemo2.models.gpt import GPTModel
 
@@ -38,29 +36,3 @@ class SmolLM3Config3B(
 @configurable
 class SmolLM3Model(GPTModel):
     """The LightningModule of SmolLM 3; see `GPTModel`."""
-
-
-def _rotated(hf: Config) -> dict[str, Any]:
-    every = hf.get("no_rope_layer_interval", 4)
-    rotated = hf.get("no_rope_layers") or [(layer + 1) % every for layer in range(hf["num_hidden_layers"])]
-    return {"no_rope_freq": [int(not flag) for flag in rotated]}
-
-
-def _rotated_of(ours: SmolLM3Config) -> dict[str, Any]:
-    without_positions = meaning(ours)["without_positions"] or [0] * ours.num_layers
-    return {"no_rope_layers": [int(not flag) for flag in without_positions]}
-
-
-SMOLLM3 = decoder_conversion(
-    "SmolLM3ForCausalLM",
-    SmolLM3Model,
-    SmolLM3Config,
-    rows=rows,
-    fields=without(
-        decoder_fields(num_key_value_heads=4, max_position_embeddings=32768, tie_word_embeddings=True), "head_dim"
-    ),
-    only={"model_type": "smollm3", "hidden_act": "silu", "attention_bias": False, "mlp_bias": False}
-    | {"use_sliding_window": False},
-    translations=[Translation(_rotated, _rotated_of)],
-    theta=2_000_000.0,
-)

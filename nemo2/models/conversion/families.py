@@ -10,6 +10,7 @@ from typing import Any, Optional
 
 from nemo2.errors import ConfigError
 from nemo2.mcore.parallel.norm_names import module_of_key
+from nemo2.models.conversion import tables
 from nemo2.models.conversion.nearest import nearest_family, suggested_architecture
 from nemo2.models.conversion.table import Conversion
 
@@ -18,13 +19,12 @@ _LISTED = 'The page "Hugging Face" of nemo2\'s documentation lists the families 
 
 @functools.cache
 def families() -> tuple[Conversion, ...]:
-    """Every `Conversion` of a module of ``nemo2.models``, so that a family's file is enough. A family with several has the one
-    that exports use first."""
+    """Every `Conversion` of a module of ``tables``, so that a family's file is enough. A family with several has the one that
+    exports use first."""
     conversions: dict[int, Conversion] = {}
-    for module in pkgutil.iter_modules(importlib.import_module("nemo2.models").__path__):
-        if not module.ispkg:
-            values = vars(importlib.import_module(f"nemo2.models.{module.name}")).values()
-            conversions |= {id(value): value for value in values if isinstance(value, Conversion)}
+    for module in pkgutil.iter_modules(tables.__path__):
+        values = vars(importlib.import_module(f"{tables.__name__}.{module.name}")).values()
+        conversions |= {id(value): value for value in values if isinstance(value, Conversion)}
     return tuple(conversions.values())
 
 

@@ -1,22 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """The earlier run that a recipe would resume on this machine, and whether the recipe still fits its checkpoint."""
 
-import logging
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Optional
 
 from nemo2.checkpoint.auto_resume import newest_to_resume, refuse_weights_only
-from nemo2.checkpoint.changes import contradictions_of_weights, unfit_changes, unfit_message
+from nemo2.checkpoint.changes import unfit_changes, unfit_message, warn_if_trained_otherwise
 from nemo2.checkpoint.paths import checkpoint_at
 from nemo2.errors import CheckpointError
 from nemo2.mcore.settle.parts import node_at
-from nemo2.models.conversion.settings import TRAINED_OTHERWISE
 from nemo2.preflight.checks.facts import Facts
 from nemo2.preflight.checks.tokenizers import tokenizer_of
 from nemo2.training.run_dir.directory import CHECKPOINTS, DEFAULT_BASE, furthest_run, requested_version
 
-_log = logging.getLogger(__name__)
 _TRAINING = ("pretrain", "finetune", "train")
 _SIZES = ("hidden_size", "ffn_hidden_size", "num_attention_heads", "kv_channels")
 """Fields that decide the shape of a weight in every family, whatever the strictness of loading."""
@@ -82,8 +79,8 @@ def weights_of_another_shape(facts: Facts, field: str, path: str) -> Iterator[st
             f"{field}={path}: these weights belong to another model: {'; '.join(map(str, changes))}. Set the path of weights "
             "of this model, or the sizes of the weights."
         )
-    elif contradictions := contradictions_of_weights(checkpoint, facts.config):
-        _log.warning(TRAINED_OTHERWISE, path, contradictions)
+    else:
+        warn_if_trained_otherwise(checkpoint, facts.config, name=path)
 
 
 def changes_that_do_not_fit(facts: Facts) -> Iterator[str]:

@@ -63,7 +63,6 @@ from nemo2.mcore.parallel.transform import transform_of
 from nemo2.mcore.precision import MegatronMixedPrecision
 from nemo2.mcore.settle.machine import Machine
 from nemo2.mcore.settle.world import World
-from nemo2.models.conversion.settings import TRAINED_OTHERWISE
 from nemo2.models.tracked_losses import report_tracked_losses
 from nemo2.training.run_dir.progress import ProgressPrinter, make_progress
 from nemo2.training.strategies.metrics import log_timers, nonfinite_gradients, samples_of_step
@@ -808,7 +807,7 @@ class BaseStrategy(DDPStrategy):
         Raises:
             CheckpointError: the checkpoint is unreadable or doesn't fit the model.
         """
-        from nemo2.checkpoint.changes import contradictions_of_weights
+        from nemo2.checkpoint.changes import warn_if_trained_otherwise
 
         assert self.restore_config is not None
         path = self.restore_config.checkpoint
@@ -834,8 +833,7 @@ class BaseStrategy(DDPStrategy):
         kept = {key: value for key, value in loaded.items() if key in ("model", "optimizer")}
         self.load_model_state_dict(kept, strict=True)
         _log.info("Started from the weights of %s.", path)
-        if contradictions := contradictions_of_weights(path, getattr(self.lightning_module, "config", None)):
-            _log.warning(TRAINED_OTHERWISE, path, contradictions)
+        warn_if_trained_otherwise(path, getattr(self.lightning_module, "config", None), name=path)
 
     def start_from_released(self, path: str) -> None:
         """Fill the model with released weights. Each rank reads its part, and every rank must call it.

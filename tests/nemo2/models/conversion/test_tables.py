@@ -188,7 +188,7 @@ def test_an_unknown_family_is_refused_with_the_nearest_and_what_differs(
 def test_blocks_in_megatron_core_s_form_are_exported_as_ratios_and_other_widths_refused() -> None:
     import json
 
-    from nemo2.models.llama_nemotron import LLAMA_NEMOTRON, Llama33NemotronSuper49BConfig
+    from nemo2.models.conversion.tables.llama_nemotron import LLAMA_NEMOTRON, Llama33NemotronSuper49BConfig
 
     def blocks(width: int) -> list[dict[str, Any]]:
         attention = {"num_query_groups": 2}
