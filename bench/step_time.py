@@ -77,8 +77,8 @@ def work(case: str, *, repeats: int, steps: int) -> None:
     sys.path.insert(0, str(ROOT))
     import torch
 
-    from bench import bare_megatron
     from nemo2.base.backend import get_backend
+    from support import bare_megatron
 
     torch.distributed.init_process_group(get_backend().process_group_backend)
     settings = bare_megatron.Settings(**CASES[case], steps=steps, weight_decay=0.1)

@@ -8,7 +8,6 @@ from nemo2.checkpoint.model_checkpoint import ModelCheckpoint as ModelCheckpoint
 from nemo2.config import Config as Config
 from nemo2.config import Partial as Partial
 from nemo2.data.sampler import MegatronDataSampler as MegatronDataSampler
-from nemo2.data.tokenizer import get_vocab_size as get_vocab_size
 from nemo2.launch.launcher import run as run
 from nemo2.llm import io as io
 from nemo2.mcore.optim import lr_scheduler as lr_scheduler
@@ -17,6 +16,7 @@ from nemo2.mcore.optim.lr_scheduler import LRSchedulerModule as LRSchedulerModul
 from nemo2.mcore.optim.megatron import MegatronOptimizerModule as MegatronOptimizerModule
 from nemo2.mcore.optim.pytorch import PytorchOptimizerModule as PytorchOptimizerModule
 from nemo2.mcore.precision import MegatronMixedPrecision as MegatronMixedPrecision
+from nemo2.models.gpt import get_vocab_size as get_vocab_size
 from nemo2.training.fabric import Fabric as Fabric
 from nemo2.training.fabric import FabricMegatronMixedPrecision as FabricMegatronMixedPrecision
 from nemo2.training.fabric import FabricMegatronStrategy as FabricMegatronStrategy

@@ -76,10 +76,10 @@ def build(model: str, settings: Any, layout: dict[str, Any], pre: bool, post: bo
     from megatron.core.models.gpt import GPTModel
     from megatron.core.transformer.transformer_config import MLATransformerConfig, TransformerConfig
 
-    from bench.bare_megatron import transformer_config
     from nemo2.base.backend.compilation import as_megatron_has_it
     from nemo2.models.layers.logits import cap_logits
     from nemo2.models.layers.spec import layer_spec, mtp_block_spec
+    from support.bare_megatron import transformer_config
 
     kind = MLATransformerConfig if ALL_MODELS[model].get("multi_latent_attention") else TransformerConfig
     base = transformer_config(settings)

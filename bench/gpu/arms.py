@@ -95,7 +95,7 @@ def timed_run(recipe: Any, *, warm_up: int) -> tuple[Turn, Any]:
 
 def bare(case: Case, *, steps: int, warm_up: int) -> Turn:
     """Megatron-Core's model, DDP, optimizer and schedule in a plain loop, with the configuration that our stack ends with."""
-    from bench import bare_megatron
+    from support import bare_megatron
 
     config = _final_config(case)
     settings = bare_megatron.Settings(

@@ -101,8 +101,7 @@ def small(case: Case) -> Case:
 
 def recipe_of(case: Case, *, steps: int = 10) -> Any:
     """The recipe tree of a case: on one device, without layout, checkpoints or validation, otherwise as it ships."""
-    from nemo2 import recipes
-    from nemo2.config import Config
+    from nemo2 import Config, recipes
     from nemo2.data import NullTokenizer
     from nemo2.recipes.precision import mixed_precision
 

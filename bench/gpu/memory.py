@@ -75,8 +75,7 @@ def main() -> int:
 
 def recipe_of(name: str, *, toy: bool) -> Any:
     """A recipe with its own micro-batches, fewer of them, and random data."""
-    from nemo2 import recipes
-    from nemo2.config import Config
+    from nemo2 import Config, recipes
     from nemo2.data import MockDataModule, NullTokenizer
 
     shipped, _, variant = name.partition(":")

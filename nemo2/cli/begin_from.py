@@ -36,7 +36,7 @@ def give_weights(recipe: Any, source: str) -> None:
         CheckpointError: there are no weights, or they don't describe their model.
         ConfigError: nemo2 has no such model.
     """
-    from nemo2.checkpoint.auto_resume import RestoreConfig
+    from nemo2 import RestoreConfig
     from nemo2.config import Config
     from nemo2.config.located import recorded_at
 

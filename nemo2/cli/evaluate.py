@@ -133,7 +133,7 @@ def _validate(
         name, own = str(run), f"{run.absolute().parent.name}_validate"
     else:
         name, own = recipe, (own := name_of_run(recipe)) and f"{own}_validate"
-    from nemo2.checkpoint.auto_resume import AutoResume
+    from nemo2 import AutoResume
     from nemo2.config import Config, Partial
     from nemo2.llm.api import validate as entry
 

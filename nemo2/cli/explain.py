@@ -49,10 +49,9 @@ def _as_data(settings: list[Any], effective: Any, size: int) -> dict[str, Any]:
 
 def _variables(recipe: Any, gpus: Optional[str], executor: Optional[str], plugins: list[str]) -> Result:
     """The environment variables that nemo2 sets for the ranks, and why."""
-    import nemo2.plugins  # noqa: F401  (whose names it announces)
     from nemo2.launch.environment import origin_lines, variable_origins
     from nemo2.launch.launcher import apply_shape, place_of
-    from nemo2.launch.plugins import build_plugins, split_plugins
+    from nemo2.launch.plugins.apply import build_plugins, split_plugins
 
     base, _, machine = place_of(executor, None)
     machine = machine_of(gpus) if gpus else machine

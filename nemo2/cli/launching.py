@@ -121,7 +121,7 @@ def launched(recipe: Any, *, name: str, changes: list[str], options: LaunchOptio
     from nemo2.launch import launch
     from nemo2.launch.announce import print_end, print_start
     from nemo2.launch.launcher import place_of
-    from nemo2.launch.plugins import split_plugins
+    from nemo2.launch.plugins.apply import split_plugins
 
     executor, kind = options.executor, kind_of(options.gpus)
     where, profile, machine = place_of(executor, kind)
@@ -133,9 +133,6 @@ def launched(recipe: Any, *, name: str, changes: list[str], options: LaunchOptio
         raise ConfigError(
             "--detach: a run on this machine ends with its command; --executor names a cluster that keeps it."
         )
-    if options.plugins:
-        import nemo2.plugins  # noqa: F401  (whose names it announces)
-
     print_start(recipe, name, executor, machine, profile, changes=changes)
     if executor != "local" and not (options.yes or options.dryrun) and sys.stdin.isatty():
         typer.confirm(f"Submit to {executor!r}?", abort=True)

@@ -23,7 +23,7 @@ from nemo_run.cli import api
 from nemo_run.cli.api import RunContext
 from nemo_run.cli.cli_parser import CLIException, parse_cli_args
 
-import nemo2.plugins  # noqa: F401  (whose names it announces)
+import nemo2.launch.plugins  # noqa: F401  (whose names it announces)
 from nemo2 import recipes
 from nemo2.base.names import did_you_mean
 from nemo2.config import apply_overrides

@@ -20,4 +20,3 @@ from nemo2.data.tokenizer import ByteTokenizer as ByteTokenizer
 from nemo2.data.tokenizer import GPT2BPETokenizer as GPT2BPETokenizer
 from nemo2.data.tokenizer import NullTokenizer as NullTokenizer
 from nemo2.data.tokenizer import Tokenizer as Tokenizer
-from nemo2.data.tokenizer import get_vocab_size as get_vocab_size

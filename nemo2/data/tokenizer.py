@@ -556,23 +556,3 @@ def _identity_by_ids(tokenizer: Any) -> dict[str, Any]:
     ids = json.dumps([int(one) for one in tokenizer.text_to_ids(text)])
     kind = f"{type(tokenizer).__module__}.{type(tokenizer).__qualname__}"
     return {"class": kind, "vocab_size": tokenizer.vocab_size, "ids": hashlib.sha256(ids.encode()).hexdigest()}
-
-
-def get_vocab_size(config: Any, vocab_size: int, make_vocab_size_divisible_by: int = 128) -> int:
-    """`vocab_size` padded for a model's embedding and output layer.
-
-    The next multiple of `make_vocab_size_divisible_by` * ``config.tensor_model_parallel_size``. Every tensor-parallel
-    rank then holds the same number of rows, and that number suits the matrix units.
-
-    Args:
-        config: The model's configuration.
-        vocab_size: The number of the tokenizer's ids.
-        make_vocab_size_divisible_by: The number of rows per rank is a multiple of this number.
-    """
-    multiple = make_vocab_size_divisible_by * config.tensor_model_parallel_size
-    if multiple < 1:
-        raise ConfigError(
-            f"make_vocab_size_divisible_by={make_vocab_size_divisible_by} * tensor_model_parallel_size="
-            f"{config.tensor_model_parallel_size}: both must be 1 or more."
-        )
-    return -(-vocab_size // multiple) * multiple

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, Optional
 import torch
 from megatron.core.transformer.enums import AttnBackend
 
+from nemo2 import MegatronMixedPrecision
 from nemo2.base.files import why_not_inside
 from nemo2.base.names import did_you_mean, shortened
 from nemo2.checkpoint.auto_resume import AutoResume, RestoreConfig
@@ -34,7 +35,6 @@ from nemo2.from_nemo.names import find
 from nemo2.from_nemo.nemo_tree import Call, Named, read_io_json, read_model_yaml
 from nemo2.hugging_face.identify import kind_at
 from nemo2.llm.api import finetune, pretrain
-from nemo2.mcore.precision import MegatronMixedPrecision
 from nemo2.recipes.log.default import default_log
 
 TASK_FILE = "task.json"

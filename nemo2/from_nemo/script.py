@@ -192,7 +192,7 @@ UNUSED_ARGUMENTS = {
 
 def _without_effect(tree: ast.AST) -> Iterator[_Edit]:
     """Arguments of the strategy that NeMo ignores, and base classes that a run doesn't need."""
-    from nemo2.training.strategy import MegatronStrategy
+    from nemo2 import MegatronStrategy
 
     for node in ast.walk(tree):
         if isinstance(node, ast.ClassDef):
@@ -209,8 +209,8 @@ def _without_effect(tree: ast.AST) -> Iterator[_Edit]:
 def _misplaced_fields(tree: ast.AST) -> tuple[list[_Edit], list[tuple[int, str]]]:
     """``recipe.trainer.strategy.NAME = value`` where NAME is a field of another part of the recipe. Returns the edits that
     set it there, and the lines to edit by hand: the part can't be reached from there."""
+    from nemo2 import MegatronStrategy
     from nemo2.config.homes import homes_of, load_parts
-    from nemo2.training.strategy import MegatronStrategy
 
     load_parts()
     own = {*parameter_names(MegatronStrategy), *aliases_of(MegatronStrategy)}

@@ -21,7 +21,7 @@ from nemo2.launch.announce import print_end, print_start
 from nemo2.launch.clusters import resolve_executor
 from nemo2.launch.environment import set_variables
 from nemo2.launch.experiment import on_experiment
-from nemo2.launch.plugins import Plugins, apply_plugins, build_plugins
+from nemo2.launch.plugins.apply import Plugins, apply_plugins, build_plugins
 from nemo2.launch.request import LaunchRequest
 from nemo2.launch.result import RunResult
 from nemo2.launch.shape import give_shape

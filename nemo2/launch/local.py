@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from nemo2.base.import_path import own_folders, path_variables, requested_path, write_hook
 from nemo2.base.place import usable_cores
-from nemo2.launch.import_path import own_folders, path_variables, requested_path, write_hook
 from nemo2.training.run_dir.environment import is_secret_name
 from nemo2.training.run_dir.parent_watchdog import is_running
 

@@ -33,7 +33,8 @@ from torch import Tensor
 
 from nemo2.base.backend import get_backend
 from nemo2.errors import ConfigError
-from nemo2.models.layers.attend import AttentionRule, attend
+from nemo2.models.layers.attend import attend
+from nemo2.models.layers.attention_rule import AttentionRule
 from nemo2.models.layers.chunks import Span, by_rank, check_divisible, chunks_of, gather_in_order, in_order
 from nemo2.models.layers.notices import say_once
 from nemo2.models.layers.rules import attention_problems, refuse

@@ -8,15 +8,13 @@ has no backward of it.
 
 import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Optional
+from typing import Any, Optional
 
 import torch
 from torch import Tensor
 
+from nemo2.models.layers.attention_rule import AttentionRule
 from nemo2.models.layers.notices import say_once
-
-if TYPE_CHECKING:
-    from nemo2.models.layers.attend import AttentionRule
 
 MAX_SHAPES = 7
 """The largest number of compiled shapes. Each shape, including those of trials, compiles a kernel, and torch stops compiling
@@ -25,7 +23,7 @@ _TRIAL = 256
 _shapes: set[tuple[Any, ...]] = set()
 
 
-def takes(q: Tensor, k: Tensor, v: Tensor, rule: "AttentionRule", offset: int, *, others: bool) -> bool:
+def takes(q: Tensor, k: Tensor, v: Tensor, rule: AttentionRule, offset: int, *, others: bool) -> bool:
     """Whether the compiled kernel supports this call. ``others``: the call has a mask, a sink or dropout, which the kernel
     doesn't support."""
     if not q.is_cuda or others or (rule.softcap is None and rule.window is None):
@@ -47,7 +45,7 @@ def takes(q: Tensor, k: Tensor, v: Tensor, rule: "AttentionRule", offset: int, *
     return True
 
 
-def attend_compiled(q: Tensor, k: Tensor, v: Tensor, rule: "AttentionRule", offset: int) -> Tensor:
+def attend_compiled(q: Tensor, k: Tensor, v: Tensor, rule: AttentionRule, offset: int) -> Tensor:
     """`[B, N, S, E]`, as `attend.attend`. ``offset``: how many places the first query stands behind the first key."""
     kernel, _ = _kernels(q.is_cuda)
     return kernel(
@@ -105,7 +103,7 @@ def _block_mask(
 
 
 @functools.cache
-def _works(dtype: torch.dtype, width: int, device: torch.device, rule: "AttentionRule") -> bool:
+def _works(dtype: torch.dtype, width: int, device: torch.device, rule: AttentionRule) -> bool:
     """Whether forward and backward compile on this machine for heads of this width, tried once on a few tokens. The backward
     compiles only when it first runs, too late for another kernel."""
     _shapes.add(("trial", rule, width, dtype))

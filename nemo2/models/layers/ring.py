@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 from torch.distributed import P2POp, ProcessGroup, batch_isend_irecv, get_global_rank, irecv, isend
 
-from nemo2.models.layers.attend import AttentionRule, scores_of
+from nemo2.models.layers.attend import scores_of
+from nemo2.models.layers.attention_rule import AttentionRule
 from nemo2.models.layers.chunks import Chunk, Span, chunks_of
 
 

@@ -17,7 +17,6 @@ from nemo2.data.tokenizer import (
     GPT2BPETokenizer,
     NullTokenizer,
     Tokenizer,
-    get_vocab_size,
     identity_of,
 )
 from nemo2.errors import ConfigError, DataError
@@ -178,17 +177,6 @@ def test_a_hugging_face_tokenizer_that_is_not_there_says_what_to_do(monkeypatch)
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(ConfigError, match=r"pip install 'transformers"):
         _ = AutoTokenizer("some/model").vocab_size
-
-
-@pytest.mark.parametrize(
-    ("vocab", "divisible_by", "tp", "padded"),
-    [(50257, 128, 1, 50304), (128256, 128, 8, 129024), (256, 128, 2, 256), (1, 1, 3, 3)],
-)
-def test_the_padded_vocabulary_divides_over_the_ranks(vocab, divisible_by, tp, padded):
-    config = SimpleNamespace(tensor_model_parallel_size=tp)
-    assert get_vocab_size(config, vocab, divisible_by) == padded
-    with pytest.raises(ConfigError, match="must be 1 or more"):
-        get_vocab_size(config, vocab, 0)
 
 
 @pytest.mark.parametrize(

@@ -103,7 +103,7 @@ def train_each(families: list[str], tp: int, directory: str) -> dict[str, Any]:
     """Losses of some steps on one batch, by family; two ranks start from the weights that one rank started from."""
     from megatron.core import parallel_state, tensor_parallel
 
-    import bench.bare_megatron as bare
+    import support.bare_megatron as bare
     from nemo2.mcore.parallel.groups import destroy_model_parallel
 
     # Experts and latent attention need sequence parallelism with tensor parallelism; to the others it must not matter.

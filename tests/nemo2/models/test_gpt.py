@@ -15,7 +15,7 @@ from nemo2.config import notices
 from nemo2.config.provenance import adjustments, record_of
 from nemo2.errors import ConfigError, DataError
 from nemo2.models import gpt_step
-from nemo2.models.gpt import GPTConfig, GPTModel
+from nemo2.models.gpt import GPTConfig, GPTModel, get_vocab_size
 from nemo2.models.gpt_step import check_token_ids
 from nemo2.models.llama import LlamaConfig, LlamaModel
 from support import small_runs
@@ -285,3 +285,14 @@ def test_a_size_is_a_row_of_defaults_and_a_field_that_the_family_lacks_is_refuse
         assert other == row and f"{field}={getattr(row, field)}" in repr(row)
         setattr(other, field, 3)
         assert other != row
+
+
+@pytest.mark.parametrize(
+    ("vocab", "divisible_by", "tp", "padded"),
+    [(50257, 128, 1, 50304), (128256, 128, 8, 129024), (256, 128, 2, 256), (1, 1, 3, 3)],
+)
+def test_the_padded_vocabulary_divides_over_the_ranks(vocab, divisible_by, tp, padded):
+    config = SimpleNamespace(tensor_model_parallel_size=tp)
+    assert get_vocab_size(config, vocab, divisible_by) == padded
+    with pytest.raises(ConfigError, match="must be 1 or more"):
+        get_vocab_size(config, vocab, 0)

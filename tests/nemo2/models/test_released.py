@@ -213,7 +213,7 @@ def test_a_frequency_that_turns_exactly_once_is_a_number() -> None:
 def test_a_token_sees_as_far_back_as_in_the_release(ours: str, theirs: str, window: int) -> None:
     from transformers.masking_utils import create_sliding_window_causal_mask
 
-    from nemo2.models.layers.attend import AttentionRule
+    from nemo2.models.layers.attention_rule import AttentionRule
 
     module, name = ours.split(".")
     config = getattr(import_module(f"nemo2.models.{module}"), name)(num_layers=1)

@@ -19,7 +19,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 
 
 def bare(*, distributed: bool = False, layers: int = 2, **strategy: Any) -> dict[str, Any]:
-    from bench.bare_megatron import Settings, train
+    from support.bare_megatron import Settings, train
 
     model = small_runs.MODEL
     settings = Settings(

@@ -31,7 +31,7 @@ class _Loop:
     def __init__(self, layout: dict[str, Any]):
         import functools
 
-        from bench import bare_megatron as bare
+        from support import bare_megatron as bare
 
         self.bare = bare
         self.settings = bare.Settings(use_distributed_optimizer=True, calculate_per_token_loss=True, **layout)

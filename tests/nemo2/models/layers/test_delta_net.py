@@ -58,7 +58,7 @@ def losses(directory: str, expert_parallel: int, **sizes: Any) -> list[float]:
     """Of some steps on a batch each. The first run, of one process, writes the weights that all start from."""
     from megatron.core import parallel_state, tensor_parallel
 
-    import bench.bare_megatron as bare
+    import support.bare_megatron as bare
     from nemo2.config import Config
     from nemo2.mcore.parallel.groups import destroy_model_parallel
 

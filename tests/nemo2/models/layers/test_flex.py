@@ -10,7 +10,8 @@ import torch
 from torch.nn.attention import flex_attention
 
 from nemo2.models.layers import flex
-from nemo2.models.layers.attend import AttentionRule, attend
+from nemo2.models.layers.attend import attend
+from nemo2.models.layers.attention_rule import AttentionRule
 from nemo2.models.layers.notices import say_once
 
 RULES = {

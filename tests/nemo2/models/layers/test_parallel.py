@@ -65,7 +65,7 @@ LAYOUTS_OF_FOUR: dict[str, dict[str, dict[str, Any]]] = {
 
 def batches(step: int) -> dict[str, torch.Tensor]:
     """Random tokens, of which the loss skips about a third."""
-    from bench.bare_megatron import Settings, random_batches
+    from support.bare_megatron import Settings, random_batches
 
     batch = random_batches(Settings(**SIZES, gbs=RUN["gbs"]))(step)
     keep = torch.rand(batch["tokens"].shape, generator=torch.Generator().manual_seed(step)) > 0.3
@@ -75,8 +75,8 @@ def batches(step: int) -> dict[str, torch.Tensor]:
 def train(model: str, layout: dict[str, Any], **files: str) -> dict[str, Any]:
     from megatron.core import parallel_state, tensor_parallel
 
-    from bench import bare_megatron as bare
     from nemo2.mcore.parallel.groups import destroy_model_parallel
+    from support import bare_megatron as bare
 
     def start_parallel(settings: Any) -> None:
         destroy_model_parallel()

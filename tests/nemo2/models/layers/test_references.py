@@ -12,7 +12,7 @@ from support.plain_decoder import PlainDecoder, loss_of
 
 def compare() -> dict[str, dict[str, float]]:
     """Relative errors of each model."""
-    from bench.bare_megatron import Settings, random_batches, start_parallel
+    from support.bare_megatron import Settings, random_batches, start_parallel
 
     answers = {}
     for name in MODELS:

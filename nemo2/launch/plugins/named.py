@@ -8,13 +8,13 @@ from nemo2.config.factories import Source
 
 
 def _names() -> list[str]:
-    from nemo2 import plugins
+    from nemo2.launch import plugins
 
     return list(vars(plugins)["__all__"])
 
 
 def _load(name: str) -> Callable[..., Any]:
-    from nemo2 import plugins
+    from nemo2.launch import plugins
 
     return getattr(plugins, name)
 

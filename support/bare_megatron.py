@@ -5,7 +5,7 @@ Written as users of Megatron-Core write theirs: no Lightning, no strategy, no ca
 `get_backend().install()`, which lets Megatron-Core run on a CPU, and the layer spec, which is a spec like any other.
 The model is a Llama-like GPT (RMSNorm, SwiGLU, rotary positions, grouped queries, no biases).
 
-    torchrun --nproc-per-node 2 bench/bare_megatron.py --tp 2 --sequence_parallel True
+    torchrun --nproc-per-node 2 support/bare_megatron.py --tp 2 --sequence_parallel True
 """
 
 import argparse

@@ -18,7 +18,7 @@ MODEL = {"layers": 4, "steps": 4, "calculate_per_token_loss": True}
 
 def batches_with_a_mask(step: int) -> dict[str, torch.Tensor]:
     """Random tokens, of which the loss skips about a third."""
-    from bench.bare_megatron import Settings, random_batches
+    from support.bare_megatron import Settings, random_batches
 
     batch = random_batches(Settings())(step)
     keep = torch.rand(batch["tokens"].shape, generator=torch.Generator().manual_seed(step)) > 0.3
@@ -26,8 +26,8 @@ def batches_with_a_mask(step: int) -> dict[str, torch.Tensor]:
 
 
 def train(layout: dict[str, Any]) -> dict[str, Any]:
-    from bench.bare_megatron import Settings
-    from bench.bare_megatron import train as train_bare
+    from support.bare_megatron import Settings
+    from support.bare_megatron import train as train_bare
 
     return train_bare(Settings(**MODEL | layout))
 
@@ -35,7 +35,7 @@ def train(layout: dict[str, Any]) -> dict[str, Any]:
 def run(folder: str, layout: dict[str, Any], *, reference: str | None = None) -> dict[str, Any]:
     """Train and write gradients to `folder`; with a reference start from its weights and add the distance to it."""
 
-    from bench.bare_megatron import Settings, train
+    from support.bare_megatron import Settings, train
 
     settings = Settings(**MODEL | layout)
     keeps_all_gradients = not settings.use_distributed_optimizer

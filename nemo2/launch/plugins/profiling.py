@@ -10,7 +10,7 @@ from nemo2.callbacks.memory_profile import MemoryProfileCallback
 from nemo2.callbacks.nsys import NsysCallback
 from nemo2.callbacks.profiler import PytorchProfilerCallback
 from nemo2.errors import ConfigError
-from nemo2.plugins.editing import add_callback, arguments_of
+from nemo2.launch.plugins.editing import add_callback, arguments_of
 
 
 @dataclass(kw_only=True)

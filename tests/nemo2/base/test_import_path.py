@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from nemo2.base.import_path import OWN_FOLDERS, add_own_folder
 from nemo2.config import Partial
 from nemo2.launch import launch
-from nemo2.launch.import_path import OWN_FOLDERS, add_own_folder
 from nemo2.launch.local import rank_variables
 
 SHOW = "import yaml, random, own_module; print(yaml.__file__, random.__file__, own_module.__file__, sep='\\n')"
@@ -58,7 +58,7 @@ def test_the_folder_of_a_script_is_the_users_and_that_of_a_module_is_not(tmp_pat
     monkeypatch.chdir(tmp_path)
     (tmp_path / "scripts").mkdir()
     (tmp_path / "scripts" / "run.py").write_text(
-        "from nemo2.launch.import_path import own_folders; print(*own_folders())"
+        "from nemo2.base.import_path import own_folders; print(*own_folders())"
     )
     path = os.pathsep.join([str(tmp_path), str(Path(__file__).parents[3])])
     environment = {

@@ -11,8 +11,8 @@ import nemo_run
 from nemo2.base.counts import require_counts
 from nemo2.errors import ConfigError
 from nemo2.launch.environment import ALLOCATOR, BLACKWELL, EXPANDABLE, HOPPER, launch_variables, ranks_of
+from nemo2.launch.plugins.editing import set_variable
 from nemo2.launch.trusted_files import KERNEL_CACHE
-from nemo2.plugins.editing import set_variable
 
 _VBOOST = (
     "srun --nodes=$SLURM_NNODES --ntasks=$SLURM_NNODES --ntasks-per-node=1 --overlap "

@@ -26,7 +26,7 @@ from nemo2.config import Config
 from nemo2.config.walk import select
 from nemo2.errors import ConfigError
 from nemo2.launch import RankFailure, launch, run
-from nemo2.launch.plugins import apply_plugins, build_plugins, split_plugins
+from nemo2.launch.plugins.apply import apply_plugins, build_plugins, split_plugins
 from nemo2.launch.slurm.script import job_script
 from nemo2.launch.slurm.settings import ClusterSettings
 from nemo2.launch.slurm.start import job_of
@@ -223,7 +223,7 @@ def test_fault_tolerance_is_torchruns_restarts_and_a_watchdog(recipe) -> None:
 
 
 def test_the_resiliency_extension_takes_torchruns_place(recipe, monkeypatch) -> None:
-    monkeypatch.setattr("nemo2.plugins.survival.has", lambda package: True)
+    monkeypatch.setattr("nemo2.launch.plugins.survival.has", lambda package: True)
     plugins.FaultTolerancePlugin(resiliency_ext=True, rank_heartbeat_timeout=45).setup(recipe, executor := slurm())
     assert select(recipe.trainer.callbacks, FaultToleranceCallback)
     script = script_of(executor)
@@ -231,7 +231,7 @@ def test_the_resiliency_extension_takes_torchruns_place(recipe, monkeypatch) -> 
     assert "--ft-rank-heartbeat-timeout 45 " in script and "--ft-initial-rank-heartbeat-timeout 1800 " in script
     with pytest.raises(ConfigError, match="NVML"):
         plugins.FaultTolerancePlugin(resiliency_ext=True).setup(llama_tiny.pretrain_recipe(), local())
-    monkeypatch.setattr("nemo2.plugins.survival.has", lambda package: False)
+    monkeypatch.setattr("nemo2.launch.plugins.survival.has", lambda package: False)
     with pytest.raises(ConfigError, match="not installed here"):
         plugins.FaultTolerancePlugin(resiliency_ext=True).setup(llama_tiny.pretrain_recipe(), slurm())
 
