@@ -9,8 +9,8 @@ from torch import Tensor
 
 from nemo2.base import ranks
 from nemo2.base.counts import require_counts
+from nemo2.base.errors import ConfigError, RuntimeFault
 from nemo2.config.capture import configurable
-from nemo2.errors import ConfigError, RuntimeFault
 from nemo2.mcore.parallel.inspection import named_parameters
 
 _ODD = 0x9E3779B97F4A7C15 - (1 << 64)

@@ -6,9 +6,9 @@ import logging
 import lightning.pytorch as pl
 import torch
 
+from nemo2.base.errors import ConfigError
 from nemo2.config.capture import configurable
 from nemo2.config.provenance import adjust
-from nemo2.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 

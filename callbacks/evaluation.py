@@ -9,10 +9,10 @@ import lightning.pytorch as pl
 import torch
 
 from nemo2.base.counts import require_counts
+from nemo2.base.errors import ConfigError
 from nemo2.base.files import text_of
 from nemo2.checkpoint.model_checkpoint import ends_now
 from nemo2.config.capture import configurable
-from nemo2.errors import ConfigError
 from nemo2.llm.evaluation import figures
 from nemo2.llm.evaluation.harness import evaluate_tasks, refuse_counts, refuse_unknown
 from nemo2.llm.evaluation.perplexity import perplexity_of

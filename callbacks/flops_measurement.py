@@ -8,9 +8,9 @@ from typing import Any, Optional
 import lightning.pytorch as pl
 
 from nemo2.base.backend import get_backend
+from nemo2.base.errors import ConfigError
 from nemo2.callbacks.consumption import global_batch
 from nemo2.config.capture import configurable
-from nemo2.errors import ConfigError
 from nemo2.models.flops import model_flops_per_step
 
 

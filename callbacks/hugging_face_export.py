@@ -15,11 +15,11 @@ from typing import Any, Literal, Optional
 import lightning.pytorch as pl
 
 from nemo2.base.counts import require_counts
+from nemo2.base.errors import ConfigError
 from nemo2.base.place import OF_A_RANK
 from nemo2.checkpoint.directory import temporary_name, trash_name, without_last
 from nemo2.checkpoint.lineage import why_writing_is_refused
 from nemo2.config.capture import configurable
-from nemo2.errors import ConfigError
 
 _log = logging.getLogger(__name__)
 

@@ -8,9 +8,9 @@ from typing import Any, Optional
 import lightning.pytorch as pl
 from torch import nn
 
+from nemo2.base.errors import ConfigError
 from nemo2.base.names import did_you_mean
 from nemo2.config.capture import configurable
-from nemo2.errors import ConfigError
 from nemo2.mcore.parallel.inspection import chunks_of
 
 

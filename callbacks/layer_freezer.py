@@ -9,8 +9,8 @@ import lightning.pytorch as pl
 import torch
 from torch import Tensor
 
+from nemo2.base.errors import ConfigError
 from nemo2.config.capture import configurable
-from nemo2.errors import ConfigError
 from nemo2.mcore.parallel.inspection import (
     belongs_to,
     chunks_of,

@@ -13,10 +13,10 @@ from torch.distributed.tensor import DTensor
 
 from nemo2.base import ranks
 from nemo2.base.counts import require_counts
+from nemo2.base.errors import ConfigError, RuntimeFault
 from nemo2.base.names import did_you_mean
 from nemo2.config.capture import configurable
 from nemo2.config.provenance import adjust
-from nemo2.errors import ConfigError, RuntimeFault
 
 _log = logging.getLogger(__name__)
 _POLICIES = ("stop", "skip")

@@ -7,9 +7,9 @@ from typing import Any, ClassVar, Literal, Optional, Union
 
 import lightning.pytorch as pl
 
+from nemo2.base.errors import ConfigError
 from nemo2.callbacks.consumption import sampler_of
 from nemo2.config.capture import configurable
-from nemo2.errors import ConfigError
 from nemo2.mcore.overlap.tp_overlap_cfg import TransformerLayerTPOverlapCfg
 from nemo2.mcore.parallel.layout import Layout
 from nemo2.mcore.settle.overlap import CALLBACK, Decision, arguments_of, overlap

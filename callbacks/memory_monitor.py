@@ -8,9 +8,9 @@ import torch
 
 from nemo2.base import ranks
 from nemo2.base.backend import get_backend
+from nemo2.base.errors import ConfigError
 from nemo2.base.names import did_you_mean
 from nemo2.config.capture import configurable
-from nemo2.errors import ConfigError
 
 GIB = 2**30
 _NAMES = {

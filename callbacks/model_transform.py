@@ -7,8 +7,8 @@ from typing import Any, Optional
 import lightning.pytorch as pl
 from torch import nn
 
+from nemo2.base.errors import ConfigError
 from nemo2.config.capture import configurable
-from nemo2.errors import ConfigError
 
 
 @configurable

@@ -3,9 +3,9 @@
 
 import lightning.pytorch as pl
 
+from nemo2.base.errors import ConfigError
 from nemo2.config.capture import configurable
 from nemo2.config.provenance import adjust
-from nemo2.errors import ConfigError
 
 _DISPATCHERS = ("alltoall", "alltoall_seq")
 _BALANCING = ("seq_aux_loss", "aux_loss", "none")

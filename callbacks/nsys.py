@@ -7,9 +7,9 @@ from typing import Any, Optional
 import lightning.pytorch as pl
 import torch
 
+from nemo2.base.errors import ConfigError
 from nemo2.callbacks.steps import chosen_ranks, step_range_problems
 from nemo2.config.capture import configurable
-from nemo2.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 

@@ -9,9 +9,9 @@ import lightning.pytorch as pl
 from torch import Tensor
 
 from nemo2.base.columns import columns
+from nemo2.base.errors import ConfigError
 from nemo2.base.names import did_you_mean
 from nemo2.config.capture import configurable
-from nemo2.errors import ConfigError
 from nemo2.mcore.parallel.inspection import owned_gradients
 
 logger = logging.getLogger(__name__)

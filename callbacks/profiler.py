@@ -9,9 +9,9 @@ import lightning.pytorch as pl
 import torch
 
 from nemo2.base.counts import count_problems
+from nemo2.base.errors import ConfigError
 from nemo2.callbacks.steps import step_range_problems
 from nemo2.config.capture import configurable
-from nemo2.errors import ConfigError
 from nemo2.report.trace.report import TRACES
 from nemo2.training.run_dir.directory import directory_of
 

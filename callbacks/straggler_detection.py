@@ -8,8 +8,8 @@ import lightning.pytorch as pl
 import torch
 
 from nemo2.base.backend.extras import has, why_missing
+from nemo2.base.errors import ConfigError
 from nemo2.config.capture import configurable
-from nemo2.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 

@@ -9,10 +9,10 @@ import lightning.pytorch as pl
 
 from nemo2.base.backend import get_backend
 from nemo2.base.counts import require_counts
+from nemo2.base.errors import ConfigError
 from nemo2.base.names import did_you_mean
 from nemo2.callbacks.consumption import global_batch
 from nemo2.config.capture import configurable
-from nemo2.errors import ConfigError
 
 _TIMER_SETTINGS = ("reduction", "sync_cuda", "buffer_size")
 

@@ -7,8 +7,8 @@ from typing import Any, Optional
 import lightning.pytorch as pl
 
 from nemo2.base.counts import require_counts
+from nemo2.base.errors import RuntimeFault
 from nemo2.config.capture import configurable
-from nemo2.errors import RuntimeFault
 from nemo2.mcore.parallel.inspection import chunks_of
 
 logger = logging.getLogger(__name__)

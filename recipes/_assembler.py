@@ -14,10 +14,10 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Optional, Self
 
+from nemo2.base.errors import ConfigError
 from nemo2.base.names import did_you_mean
 from nemo2.config.capture import configurable
 from nemo2.config.provenance import line_of_caller
-from nemo2.errors import ConfigError
 from nemo2.mcore.parallel.layout import Layout
 
 if TYPE_CHECKING:

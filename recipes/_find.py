@@ -5,8 +5,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from nemo2.base.errors import ConfigError
 from nemo2.base.names import did_you_mean
-from nemo2.errors import ConfigError
 from nemo2.recipes._shipped import names
 
 if TYPE_CHECKING:

@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Optional, Self
 
+from nemo2.base.errors import ConfigError
 from nemo2.base.names import did_you_mean
 from nemo2.config.capture import configurable
-from nemo2.errors import ConfigError
 from nemo2.mcore.parallel.layout import Layout
 from nemo2.recipes._assembler import PretrainRecipe, as_stated, caller, load, refuse_what_does_not_divide, set_fields
 

@@ -24,9 +24,9 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any, NamedTuple, Optional
 
+from nemo2.base.errors import ConfigError
 from nemo2.base.import_path import add_own_folder
 from nemo2.base.names import did_you_mean
-from nemo2.errors import ConfigError
 from nemo2.recipes._assembler import PretrainRecipe
 from nemo2.recipes._finetuning import FinetuneRecipe
 from nemo2.recipes._shipped import names

@@ -7,7 +7,7 @@ import keyword
 from pathlib import Path
 from typing import Any
 
-from nemo2.errors import ConfigError
+from nemo2.base.errors import ConfigError
 from nemo2.recipes._assembler import Layout, PretrainRecipe
 
 _OFTEN_CHANGED = (

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Optional
 
-from nemo2.errors import ConfigError
+from nemo2.base.errors import ConfigError
 from nemo2.recipes._assembler import AS_STATED, PretrainRecipe, arguments_of
 from nemo2.recipes._finetuning import FinetuneRecipe, On, known_scheme
 

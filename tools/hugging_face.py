@@ -12,8 +12,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from nemo2.base.errors import ConfigError
 from nemo2.base.names import did_you_mean
-from nemo2.errors import ConfigError
 from support.hf_models import ROWS, Row
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "hugging_face.md"

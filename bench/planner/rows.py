@@ -13,8 +13,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Optional
 
+from nemo2.base.errors import ConfigError
 from nemo2.base.gpus import GPU, gpu
-from nemo2.errors import ConfigError
 from nemo2.models.shape import ModelShape
 from nemo2.models.walker import shape_of as read_shape
 from nemo2.preflight.planner.job import Adapters, Job

@@ -4,7 +4,7 @@
 from collections.abc import Sequence
 from typing import TypeGuard
 
-from nemo2.errors import ConfigError
+from nemo2.base.errors import ConfigError
 
 
 def is_count(value: object, least: int = 1) -> TypeGuard[int]:

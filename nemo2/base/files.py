@@ -16,7 +16,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Optional
 
 from nemo2.base.advice import advice
-from nemo2.errors import ConfigError, DataError, OutputExists
+from nemo2.base.errors import ConfigError, DataError, OutputExists
 
 MIB = 1 << 20
 _SAMPLE_BYTES, _SAMPLES = 4096, 64

@@ -8,8 +8,8 @@ import dataclasses
 import re
 from typing import Literal, Optional
 
+from nemo2.base.errors import ConfigError
 from nemo2.base.names import did_you_mean
-from nemo2.errors import ConfigError
 
 GIB = 2**30
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from typing import Any, get_args
 
-from nemo2.errors import ConfigError
+from nemo2.base.errors import ConfigError
 
 MAX_NAME_BYTES = 128
 """Checkpoint directories append the step, the loss and the consumed samples to a name, and file systems stop at 255."""

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import torch.distributed as dist
 from torch import Tensor
 
-from nemo2.errors import Nemo2Error
+from nemo2.base.errors import Nemo2Error
 
 T = TypeVar("T")
 

@@ -10,12 +10,12 @@ import torch
 from lightning.pytorch.utilities.rank_zero import rank_zero_info  # pyright: ignore[reportPrivateImportUsage]
 
 from nemo2.base.advice import advice, new_name
+from nemo2.base.errors import CheckpointError, RunFinished
 from nemo2.checkpoint.directory import CONTEXT_PATH, Manifest, finished, read_manifest, unusable
 from nemo2.checkpoint.leftovers import publish_written
 from nemo2.checkpoint.lineage import belongs, own, run_of
 from nemo2.checkpoint.paths import HUGGING_FACE, checkpoint_at, checkpoint_folders
 from nemo2.config.capture import configurable
-from nemo2.errors import CheckpointError, RunFinished
 
 
 @configurable

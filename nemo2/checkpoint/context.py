@@ -20,6 +20,7 @@ from typing import Any, Literal, Optional
 import torch
 
 from nemo2.base.backend.compilation import as_megatron_has_it
+from nemo2.base.errors import CheckpointError, ConfigError, SecurityError
 from nemo2.base.files import read_bounded
 from nemo2.checkpoint.directory import CONTEXT_PATH, comparing, is_loaded, read_manifest
 from nemo2.checkpoint.foreign_files import MOST_BYTES, read_json, read_object, refuse_links
@@ -30,7 +31,6 @@ from nemo2.config.provenance import adjustments
 from nemo2.config.requested import explicit_fields
 from nemo2.data.base import MegatronDataModule
 from nemo2.data.tokenizer_files import FIELDS, files_of
-from nemo2.errors import CheckpointError, ConfigError, SecurityError
 from nemo2.mcore.parallel.layout import ParallelismConfig
 from nemo2.mcore.precision import DtypeConfig
 

@@ -28,10 +28,10 @@ from typing import Any, Optional
 
 from nemo2.base.advice import advice, new_name
 from nemo2.base.backend.extras import version_of
+from nemo2.base.errors import CheckpointError
 from nemo2.base.files import parse_json, read_bounded, replacing, why_not_inside
 from nemo2.base.files import sha256 as _sha256
 from nemo2.checkpoint.writer_process import TRANSIENT, persistently
-from nemo2.errors import CheckpointError
 
 _log = logging.getLogger(__name__)
 WEIGHTS_PATH = "weights"

@@ -11,8 +11,8 @@ import stat
 from pathlib import Path
 from typing import Any, Optional
 
+from nemo2.base.errors import CheckpointError, SecurityError
 from nemo2.base.files import parse_json, read_bounded, why_not_inside
-from nemo2.errors import CheckpointError, SecurityError
 
 MOST_BYTES = 16 << 20
 MOST_VALUES = 200_000

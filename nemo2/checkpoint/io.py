@@ -29,6 +29,16 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from nemo2.base import ranks
 from nemo2.base.counts import require_counts
+from nemo2.base.errors import (
+    LOST_PEER,
+    ON_ANOTHER_RANK,
+    CheckpointError,
+    ConfigError,
+    DamagedCheckpointError,
+    RuntimeFault,
+    SaveFailed,
+    SecurityError,
+)
 from nemo2.base.names import listed
 from nemo2.checkpoint.background import BackgroundWrite, Image, Saves
 from nemo2.checkpoint.directory import (
@@ -63,16 +73,6 @@ from nemo2.checkpoint.writer_process import persistently
 from nemo2.checkpoint.writing import WatchedSaveStrategy, planning, with_reason
 from nemo2.config.capture import configurable
 from nemo2.config.notices import warn_without_effect
-from nemo2.errors import (
-    LOST_PEER,
-    ON_ANOTHER_RANK,
-    CheckpointError,
-    ConfigError,
-    DamagedCheckpointError,
-    RuntimeFault,
-    SaveFailed,
-    SecurityError,
-)
 
 if TYPE_CHECKING:
     from nemo2.checkpoint.reading import Agree

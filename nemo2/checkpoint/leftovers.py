@@ -6,6 +6,7 @@ import logging
 from collections.abc import Collection
 from pathlib import Path
 
+from nemo2.base.errors import CheckpointError, Nemo2Error
 from nemo2.base.files import parse_json
 from nemo2.checkpoint.directory import (
     MANIFEST,
@@ -24,7 +25,6 @@ from nemo2.checkpoint.directory import (
     unfinished,
 )
 from nemo2.checkpoint.lock import DirectoryLock
-from nemo2.errors import CheckpointError, Nemo2Error
 
 _log = logging.getLogger(__name__)
 

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any, Optional
 
 from nemo2.base.advice import new_name
+from nemo2.base.errors import CheckpointError
 from nemo2.base.files import replacing
 from nemo2.checkpoint.directory import Manifest, finished, read_manifest
 from nemo2.checkpoint.foreign_files import read_json
-from nemo2.errors import CheckpointError
 
 RUN_FILE = ".run"
 

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any, Optional
 
 from nemo2.base.advice import new_name
+from nemo2.base.errors import CheckpointError, RuntimeFault
 from nemo2.base.files import UnusableFile, open_to_write
 from nemo2.base.place import here
-from nemo2.errors import CheckpointError, RuntimeFault
 
 LOCK_FILE = ".lock"
 _log = logging.getLogger(__name__)

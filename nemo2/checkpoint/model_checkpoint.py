@@ -16,6 +16,7 @@ from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.utilities.rank_zero import rank_zero_info  # pyright: ignore[reportPrivateImportUsage]
 
 from nemo2.base import ranks
+from nemo2.base.errors import CheckpointError, ConfigError
 from nemo2.base.names import check_choice, did_you_mean
 from nemo2.checkpoint.directory import LAST_SUFFIX, Manifest, finished, remove, saving_to, without_last
 from nemo2.checkpoint.leftovers import clean_up
@@ -23,7 +24,6 @@ from nemo2.checkpoint.lineage import Run, begin, own
 from nemo2.checkpoint.lock import DirectoryLock
 from nemo2.config.capture import configurable
 from nemo2.config.notices import warn_without_effect
-from nemo2.errors import CheckpointError, ConfigError
 
 _log = logging.getLogger(__name__)
 _FIELD = re.compile(r"\{(\w+)(?::[^}]*)?\}")

@@ -10,10 +10,10 @@ which are looked up by their last part among nemo2's.
 from pathlib import Path
 from typing import Any
 
+from nemo2.base.errors import CheckpointError, SecurityError
 from nemo2.base.names import did_you_mean
 from nemo2.checkpoint.directory import CONTEXT_PATH
 from nemo2.checkpoint.foreign_files import read_yaml
-from nemo2.errors import CheckpointError, SecurityError
 
 MODEL_FILE = "model.yaml"
 _PREFIX = "nemo.collections.llm."

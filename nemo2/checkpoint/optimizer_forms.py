@@ -26,7 +26,7 @@ from megatron.core.dist_checkpointing.mapping import ShardedObject, ShardedTenso
 from torch import Tensor
 
 from nemo2.base import ranks
-from nemo2.errors import CheckpointError
+from nemo2.base.errors import CheckpointError
 
 if TYPE_CHECKING:
     from nemo2.checkpoint.pieces import Piece

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Optional
 
 from nemo2.base.backend.extras import install
+from nemo2.base.errors import CheckpointError, ConfigError
 from nemo2.base.files import update_with_samples
 from nemo2.checkpoint.directory import WEIGHTS_PATH, finished, read_manifest
 from nemo2.checkpoint.foreign_files import nemo_adapters
 from nemo2.data.home import models_home
-from nemo2.errors import CheckpointError, ConfigError
 
 HUGGING_FACE = "hf://"
 """The prefix of a folder of released weights (``hf:///folder``) or of a repository (``hf://organisation/name``)."""

@@ -5,6 +5,7 @@ import logging
 from pathlib import Path
 from typing import Any, Optional
 
+from nemo2.base.errors import CheckpointError, ConfigError, DataError, SecurityError
 from nemo2.base.files import read_bounded
 from nemo2.checkpoint.context import described, describes, load_context, tokenizer_identity, why_missing
 from nemo2.checkpoint.directory import CONTEXT_PATH, read_manifest
@@ -12,7 +13,6 @@ from nemo2.checkpoint.foreign_files import MOST_BYTES, refuse_outside
 from nemo2.checkpoint.paths import folder_of, missing
 from nemo2.data.tokenizer import AutoTokenizer
 from nemo2.data.tokenizer_files import files_of, tokenizer_files
-from nemo2.errors import CheckpointError, ConfigError, DataError, SecurityError
 
 _log = logging.getLogger(__name__)
 _NEMO_TOKENIZERS = ("nemo_tokenizer", "tokenizer")

@@ -10,12 +10,12 @@ from lightning.fabric.plugins import CheckpointIO
 from megatron.core.dist_checkpointing.core import CheckpointingConfig, save_config
 
 from nemo2.base import ranks
+from nemo2.base.errors import CheckpointError, ConfigError
 from nemo2.checkpoint.directory import sha256
 from nemo2.checkpoint.io import MegatronCheckpointIO, reason_of, weights_dir
 from nemo2.checkpoint.pieces import Piece, load_pieces, save_pieces
 from nemo2.checkpoint.untrusted import COMMON
 from nemo2.config.capture import configurable
-from nemo2.errors import CheckpointError, ConfigError
 
 
 @configurable

@@ -24,9 +24,9 @@ from typing import Any, Optional
 import torch
 from torch.distributed.checkpoint.metadata import TensorProperties
 
+from nemo2.base.errors import CheckpointError, SecurityError
 from nemo2.base.files import open_regular, why_not_inside
 from nemo2.checkpoint.foreign_files import read_json
-from nemo2.errors import CheckpointError, SecurityError
 from nemo2.mcore.parallel.norm_names import renamed_norms
 
 COMMON = "common.pt"

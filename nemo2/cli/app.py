@@ -16,6 +16,7 @@ from typing import Annotated, Any, Optional
 import typer
 
 from nemo2.base.advice import for_the_command_line
+from nemo2.base.errors import EXIT_PREEMPTED, Nemo2Error, RuntimeFault
 from nemo2.base.names import visible
 from nemo2.base.noise import VERBOSE_VARIABLE
 from nemo2.cli.adapter import add_verbs
@@ -46,7 +47,6 @@ from nemo2.cli.streams import (
 )
 from nemo2.cli.train import finetune, pretrain
 from nemo2.cli.translate import translate
-from nemo2.errors import EXIT_PREEMPTED, Nemo2Error, RuntimeFault
 from nemo2.training.run_dir.environment import redact_arguments, redact_text
 from nemo2.training.run_dir.faults import words_of
 from nemo2.training.run_dir.waiting import waiting_line

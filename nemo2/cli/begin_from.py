@@ -5,8 +5,8 @@ from typing import Annotated, Any, Optional
 
 import typer
 
+from nemo2.base.errors import ConfigError
 from nemo2.cli.run_names import checkpoint_called
-from nemo2.errors import ConfigError
 
 From = Annotated[
     Optional[str],

@@ -6,8 +6,8 @@ import sys
 from pathlib import Path
 from typing import Any, Optional
 
+from nemo2.base.errors import ConfigError, Nemo2Error
 from nemo2.base.names import did_you_mean
-from nemo2.errors import ConfigError, Nemo2Error
 
 _PROMPT = "> "
 _COMMANDS = {

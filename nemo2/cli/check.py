@@ -9,11 +9,11 @@ import typer
 
 from nemo2.base.columns import columns, folded, is_terminal
 from nemo2.base.counts import counted
+from nemo2.base.errors import ConfigError
 from nemo2.cli.adapter import Result
 from nemo2.cli.commands import not_with
 from nemo2.cli.flags import UNCHANGED, RecipeOptions, machine_of, recipe_on
 from nemo2.cli.sources import RECIPE_HELP, Overrides
-from nemo2.errors import ConfigError
 from nemo2.mcore.settle.machine import Machine
 
 

@@ -10,10 +10,10 @@ import typer
 
 from nemo2.base.columns import columns
 from nemo2.base.counts import counted
+from nemo2.base.errors import ConfigError
 from nemo2.base.names import did_you_mean, safe_name
 from nemo2.cli.adapter import AT_LEAST_1, Result
 from nemo2.cli.commands import as_json
-from nemo2.errors import ConfigError
 from nemo2.launch.clusters import Profile, build_executor, profiles, user_file
 
 Name = Annotated[str, typer.Argument(help="Name of the profile.")]

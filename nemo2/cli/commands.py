@@ -13,10 +13,10 @@ from typing import Any, NoReturn
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from nemo2.base.errors import ConfigError, Nemo2Error
 from nemo2.base.names import did_you_mean
 from nemo2.cli.moved import refuse_moved
 from nemo2.cli.sources import recipe_tree
-from nemo2.errors import ConfigError, Nemo2Error
 
 _READ: ContextVar[Any] = ContextVar("nemo2_command_line", default=None)
 """typer's context of the current command. click's own function doesn't work, because typer ships its own click from

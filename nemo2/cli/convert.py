@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, Optional
 
 import typer
 
+from nemo2.base.errors import CheckpointError, ConfigError
 from nemo2.base.files import refuse_existing
 from nemo2.cli.adapter import Result
 from nemo2.cli.commands import refuse_all_but
@@ -16,7 +17,6 @@ from nemo2.cli.flags import Folder, Overwrite
 from nemo2.cli.run_names import Checkpoint, checkpoint_called
 from nemo2.cli.sources import configured
 from nemo2.config.dtypes import named_dtype
-from nemo2.errors import CheckpointError, ConfigError
 
 _Dtype = Annotated[
     Optional[Literal["bf16", "fp16", "fp32"]],

@@ -5,6 +5,7 @@ commands."""
 from pathlib import Path
 from typing import Any, Optional
 
+from nemo2.base.errors import ConfigError
 from nemo2.base.files import write_file
 from nemo2.cli.commands import not_with
 from nemo2.cli.flags import Output, on_machine
@@ -13,7 +14,6 @@ from nemo2.cli.new_recipe import as_source
 from nemo2.cli.own_data import Data
 from nemo2.cli.run_names import Checkpoint, checkpoint_called
 from nemo2.cli.sources import Overrides, recipe_tree, run_with_recipe
-from nemo2.errors import ConfigError
 
 
 def distill(

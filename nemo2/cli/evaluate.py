@@ -9,6 +9,7 @@ from typing import Annotated, Any, Optional
 import typer
 
 from nemo2.base.columns import columns
+from nemo2.base.errors import ConfigError
 from nemo2.base.files import text_of
 from nemo2.cli.adapter import AT_LEAST_1, Result
 from nemo2.cli.begin_from import Weights, WeightsOption, named_weights
@@ -18,7 +19,6 @@ from nemo2.cli.launching import LAUNCHING, LaunchOptions, changes_of, launched, 
 from nemo2.cli.own_data import Data
 from nemo2.cli.run_names import checkpoint_called
 from nemo2.cli.sources import Overrides, name_of_run, recipe_tree, run_with_recipe
-from nemo2.errors import ConfigError
 
 _FIGURES = ("num_bytes", "num_tokens", "loss", "perplexity", "bits_per_byte")
 

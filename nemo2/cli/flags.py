@@ -10,12 +10,12 @@ from typing import Annotated, Any, Optional
 import typer
 
 from nemo2.base.counts import counted
+from nemo2.base.errors import ConfigError
 from nemo2.base.files import output_file
 from nemo2.base.gpus import gpu
 from nemo2.cli.adapter import AT_LEAST_1
 from nemo2.cli.own_data import Data
 from nemo2.cli.sources import configured
-from nemo2.errors import ConfigError
 from nemo2.mcore.settle.machine import Machine
 
 _UNITS = {"k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}

@@ -7,13 +7,13 @@ from typing import Annotated, Any, Optional
 
 import typer
 
+from nemo2.base.errors import ConfigError
 from nemo2.base.files import text_of, write_file
 from nemo2.cli.adapter import AT_LEAST_1, Result
 from nemo2.cli.begin_from import WeightsOption, named_weights
 from nemo2.cli.chat import chat as converse
 from nemo2.cli.commands import as_json, not_with, only_with, refuse_all_but
 from nemo2.cli.flags import Html, Output
-from nemo2.errors import ConfigError
 
 _STANDARD = Path("-")
 """Standard input or output, in place of a file name."""

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from nemo2.base.columns import byte_size, columns
+from nemo2.base.errors import CheckpointError
 from nemo2.base.names import visible
 from nemo2.cli.adapter import Result
 from nemo2.cli.run_names import checkpoint_called, last_started
-from nemo2.errors import CheckpointError
 
 
 def is_checkpoint(source: str) -> bool:

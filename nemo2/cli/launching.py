@@ -9,11 +9,11 @@ from typing import Annotated, Any, Optional
 
 import typer
 
+from nemo2.base.errors import ConfigError
 from nemo2.cli.adapter import AT_LEAST_1
 from nemo2.cli.flags import MachineOptions, kind_of, on_machine, set_option
 from nemo2.cli.sources import changed
 from nemo2.cli.trackers import add_trackers, tracker_called, variables_for
-from nemo2.errors import ConfigError
 from nemo2.launch.clusters import resolve_executor
 from nemo2.mcore.settle.machine import Machine
 

@@ -6,11 +6,11 @@ import sys
 from pathlib import Path
 from typing import Any, Optional
 
+from nemo2.base.errors import ConfigError
 from nemo2.base.files import write_file
 from nemo2.cli.adapter import Result
 from nemo2.cli.commands import not_with
 from nemo2.cli.flags import machine_of
-from nemo2.errors import ConfigError
 
 
 def layout_of(

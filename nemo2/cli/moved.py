@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What earlier versions, or a user by habit, call otherwise."""
 
-from nemo2.errors import ConfigError
+from nemo2.base.errors import ConfigError
 
 MOVED = {
     "explain": "nemo2 show RECIPE --explain FIELD",

@@ -25,13 +25,13 @@ from nemo_run.cli.cli_parser import CLIException, parse_cli_args
 
 import nemo2.launch.plugins  # noqa: F401  (whose names it announces)
 from nemo2 import recipes
+from nemo2.base.errors import ConfigError, SecurityError
 from nemo2.base.names import did_you_mean
 from nemo2.config import apply_overrides
 from nemo2.config.factories import called, required
 from nemo2.config.show import render
 from nemo2.config.values import typed
 from nemo2.config.walk import class_of
-from nemo2.errors import ConfigError, SecurityError
 from nemo2.hugging_face.api import export_ckpt, import_ckpt
 from nemo2.launch import run
 from nemo2.launch.trusted_files import refuse_untrusted

@@ -7,10 +7,10 @@ from typing import Annotated
 
 import typer
 
+from nemo2.base.errors import ConfigError
 from nemo2.base.files import refuse_existing, write_file
 from nemo2.cli.adapter import Result
 from nemo2.cli.flags import FileOrFolder
-from nemo2.errors import ConfigError
 
 
 def new_recipe(

@@ -8,9 +8,9 @@ from typing import Annotated, Any, Optional
 
 import typer
 
+from nemo2.base.errors import ConfigError, Nemo2Error
 from nemo2.data.documents import BadInput, holds_records, read_records
 from nemo2.data.token_files import strip_suffix
-from nemo2.errors import ConfigError, Nemo2Error
 
 Data = Annotated[
     Optional[str],

@@ -10,12 +10,12 @@ import typer
 
 from nemo2.base.columns import is_terminal
 from nemo2.base.counts import counted
+from nemo2.base.errors import ConfigError
 from nemo2.base.files import refuse_existing
 from nemo2.cli.adapter import Result
 from nemo2.cli.commands import as_json
 from nemo2.cli.flags import Prefix
 from nemo2.data.token_files import strip_suffix, token_files
-from nemo2.errors import ConfigError
 
 
 def prepare_data(

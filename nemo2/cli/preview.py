@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Optional, TextIO
 
 import typer
 
+from nemo2.base.errors import ConfigError
 from nemo2.cli.adapter import AT_LEAST_1, Result
 from nemo2.cli.commands import as_json
 from nemo2.cli.flags import set_option
 from nemo2.cli.own_data import Data
 from nemo2.cli.sources import changed, configured
 from nemo2.data.documents import holds_records
-from nemo2.errors import ConfigError
 
 if TYPE_CHECKING:
     from rich.text import Text

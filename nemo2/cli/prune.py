@@ -4,12 +4,12 @@
 import shlex
 from typing import Annotated, Any, Optional
 
+from nemo2.base.errors import ConfigError
 from nemo2.base.files import refuse_existing
 from nemo2.cli.adapter import AT_LEAST_1, Result
 from nemo2.cli.flags import Folder, Overwrite
 from nemo2.cli.run_names import Checkpoint, checkpoint_called
 from nemo2.cli.sources import configured
-from nemo2.errors import ConfigError
 
 
 def prune(

@@ -12,9 +12,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Optional
 
+from nemo2.base.errors import ConfigError, SecurityError
 from nemo2.base.files import read_bounded
 from nemo2.cli.run_names import last_started, run_called, run_of
-from nemo2.errors import ConfigError, SecurityError
 from nemo2.training.run_dir.records import RECIPE_FILE
 
 NAME, PERFORMANCE = "recipe", "performance"

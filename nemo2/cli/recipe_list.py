@@ -9,12 +9,12 @@ from typing import Annotated, Any, Optional
 import typer
 
 from nemo2.base.columns import columns, short_count
+from nemo2.base.errors import ConfigError
 from nemo2.base.gpus import DEFAULT, GIB, HEADROOM, NAMES, answer_of, gpu, parse_gpus
 from nemo2.base.names import did_you_mean
 from nemo2.cli.adapter import AT_LEAST_1, Result
 from nemo2.cli.flags import number_of
 from nemo2.cli.sources import FINETUNING
-from nemo2.errors import ConfigError
 
 _COLUMNS = ("name", "family", "parameters", "gpus", "GiB", "layout", "seq", "precision")
 _RIGHT = ("parameters", "gpus", "GiB", "seq")

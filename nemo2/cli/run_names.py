@@ -13,8 +13,8 @@ from typing import Annotated, Optional
 
 import typer
 
+from nemo2.base.errors import CheckpointError, ConfigError, DataError
 from nemo2.base.names import listed, nearest
-from nemo2.errors import CheckpointError, ConfigError, DataError
 from nemo2.training.run_dir.records import ENVIRONMENT_FILE, RECIPE_FILE
 
 VARIABLE = "NEMO2_RUNS"

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Optional
 import typer
 
 from nemo2.base.columns import columns
+from nemo2.base.errors import ConfigError, DataError, Nemo2Error
 from nemo2.base.files import write_file
 from nemo2.base.names import did_you_mean
 from nemo2.cli import submitted as slurm
@@ -21,7 +22,6 @@ from nemo2.cli.flags import Html, Output
 from nemo2.cli.recipe_list import matches
 from nemo2.cli.run_names import all_runs, run_called, run_folder
 from nemo2.cli.sources import recipe_tree
-from nemo2.errors import ConfigError, DataError, Nemo2Error
 from nemo2.training.run_dir.records import RECIPE_FILE
 
 Run = Annotated[str, typer.Argument(help="A run: its directory or its name; a submitted one also by its Slurm job id.")]

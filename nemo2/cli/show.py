@@ -7,6 +7,7 @@ from typing import Annotated, Any, Optional
 
 import typer
 
+from nemo2.base.errors import ConfigError
 from nemo2.base.files import refuse_existing, write_file
 from nemo2.base.names import visible
 from nemo2.cli.adapter import AT_LEAST_1, Result
@@ -18,7 +19,6 @@ from nemo2.cli.inspect import identified, is_checkpoint
 from nemo2.cli.layout import layout_of
 from nemo2.cli.new_recipe import as_source, check_importable, docstring
 from nemo2.cli.sources import RECIPE_HELP, Overrides
-from nemo2.errors import ConfigError
 
 GROUPS = (
     OptionGroup("Checkpoint", "checkpoint", own=("verify",)),

@@ -7,10 +7,10 @@ from typing import Annotated, Any, Literal, Optional
 
 import typer
 
+from nemo2.base.errors import ConfigError
 from nemo2.base.names import did_you_mean
 from nemo2.cli.own_data import give_data, refuse_data
 from nemo2.cli.recipe_files import NAME, changes_in, names_its_run, recipe_file, recipe_in
-from nemo2.errors import ConfigError
 from nemo2.training.run_dir.records import RECIPE_FILE
 
 FINETUNING = {"lora": "lora", "dora": "dora", "full": "none"}

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any, Optional
 
 from nemo2.base.columns import columns
+from nemo2.base.errors import ConfigError, DataError, Nemo2Error
 from nemo2.base.files import write_file
 from nemo2.base.names import did_you_mean
 from nemo2.cli.adapter import Result
-from nemo2.errors import ConfigError, DataError, Nemo2Error
 
 
 def submissions() -> list[Any]:

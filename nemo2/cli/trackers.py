@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from pkgutil import resolve_name
 from typing import Any, Optional
 
+from nemo2.base.errors import ConfigError
 from nemo2.base.names import did_you_mean
-from nemo2.errors import ConfigError
 from nemo2.training.run_dir.trackers import TRACKERS
 
 OFFLINE = ":offline"

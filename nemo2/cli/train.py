@@ -3,12 +3,12 @@
 
 from typing import Any, Optional
 
+from nemo2.base.errors import ConfigError
 from nemo2.cli.begin_from import From, finetuning_of, give_weights
 from nemo2.cli.flags import Performance
 from nemo2.cli.launching import TRAINING, TrainingOptions, changes_of, launched, logged
 from nemo2.cli.own_data import Data
 from nemo2.cli.sources import Method, OptionalRecipe, Overrides, RecipeName, method_of, name_of_run, recipe_tree
-from nemo2.errors import ConfigError
 
 
 def pretrain(

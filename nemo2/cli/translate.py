@@ -6,10 +6,10 @@ import sys
 from pathlib import Path
 from typing import Optional
 
+from nemo2.base.errors import ConfigError
 from nemo2.base.files import refuse_existing, text_of, write_file
 from nemo2.cli.adapter import Result
 from nemo2.cli.flags import Output
-from nemo2.errors import ConfigError
 from nemo2.from_nemo.notebook import translated_notebook
 from nemo2.from_nemo.script import translated
 

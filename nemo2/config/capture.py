@@ -16,12 +16,12 @@ from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any, TypeVar, overload
 
+from nemo2.base.errors import ConfigError, UnknownNameError
 from nemo2.base.names import did_you_mean
 from nemo2.config.aliases import aliases_of, gone, parameter_names, register_aliases
 from nemo2.config.attributes import guard
 from nemo2.config.dtypes import read_dtype
 from nemo2.config.provenance import Call, line_of_caller, note_call, note_own_changes, record_of
-from nemo2.errors import ConfigError, UnknownNameError
 
 _T = TypeVar("_T", bound=Callable[..., Any])
 _WRAPPED = "__nemo2_configurable__"

@@ -20,12 +20,12 @@ from typing import Any, NamedTuple, Union
 import fiddle as fdl
 import nemo_run as run
 
+from nemo2.base.errors import ConfigError
 from nemo2.config import wire
 from nemo2.config.provenance import is_same
 from nemo2.config.serialize import check_serialisable
 from nemo2.config.tree import Config, Partial
 from nemo2.config.walk import children
-from nemo2.errors import ConfigError
 
 WIDTH = 88
 """The line length that formatters use by default."""

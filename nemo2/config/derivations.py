@@ -10,7 +10,7 @@ and ``adjust(field, value, why)``.
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, Optional, Union
 
-from nemo2.errors import ConfigError
+from nemo2.base.errors import ConfigError
 
 
 class Setting(NamedTuple):

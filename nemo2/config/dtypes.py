@@ -13,7 +13,7 @@ import typing
 from collections.abc import Callable
 from typing import Any
 
-from nemo2.errors import ConfigError
+from nemo2.base.errors import ConfigError
 
 DTYPE_NAMES = {
     "bf16": "bfloat16",

@@ -13,6 +13,7 @@ from typing import Any, Literal, NamedTuple
 
 import fiddle as fdl
 
+from nemo2.base.errors import ConfigError
 from nemo2.config.codegen import (
     Group,
     Imports,
@@ -29,7 +30,6 @@ from nemo2.config.serialize import check_serialisable
 from nemo2.config.show import NOT_SET, TARGET, class_name, flatten, format_value, qualified_name, value_in_effect
 from nemo2.config.tree import Partial
 from nemo2.config.walk import children, iterate_nodes
-from nemo2.errors import ConfigError
 
 
 class Unset(NamedTuple):

@@ -13,9 +13,9 @@ from typing import Any
 
 import fiddle as fdl
 
+from nemo2.base.errors import ConfigError
 from nemo2.config.capture import captured_arguments, changed_since_made
 from nemo2.config.provenance import is_same
-from nemo2.errors import ConfigError
 
 
 def rebuilding_arguments(obj: object) -> dict[str, Any] | None:

@@ -6,8 +6,8 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
+from nemo2.base.errors import ConfigError
 from nemo2.base.place import here
-from nemo2.errors import ConfigError
 
 _log = logging.getLogger(__name__)
 _announced: set[str] = set()

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, Optional
 import fiddle as fdl
 from fiddle._src import signatures
 
+from nemo2.base.errors import ConfigError, UnknownNameError
 from nemo2.base.names import ABBREVIATIONS
 from nemo2.config.aliases import aliases_of, decided_elsewhere, parameter_names
 from nemo2.config.capture import unknown_name
@@ -27,7 +28,6 @@ from nemo2.config.typed_text import Text, WrongType, part_classes
 from nemo2.config.value_types import type_hints
 from nemo2.config.values import config_class, describe, is_mapping, item_type, typed
 from nemo2.config.walk import iterate_nodes
-from nemo2.errors import ConfigError, UnknownNameError
 
 COMMAND_LINE = "command line"
 """The file in a field's history for a value from an override. The line is the override's number."""

@@ -27,9 +27,9 @@ from typing import Any
 import fiddle as fdl
 from fiddle._src.experimental import serialization
 
+from nemo2.base.errors import SecurityError
 from nemo2.config import wire
 from nemo2.config.capture import is_configurable
-from nemo2.errors import SecurityError
 
 DEFAULT_ALLOWED = (
     "nemo2",

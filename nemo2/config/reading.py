@@ -6,10 +6,10 @@ from typing import Any
 
 from fiddle._src.experimental import serialization
 
+from nemo2.base.errors import ConfigError, SecurityError
 from nemo2.base.files import parse_json
 from nemo2.config.moved_names import module_today
 from nemo2.config.policy import MOST_VALUES, STRUCTURE, VALUES, RecipePolicy, has_at_most
-from nemo2.errors import ConfigError, SecurityError
 
 _METADATA = {"type": "pyref", "module": "fiddle._src.config", "name": "BuildableTraverserMetadata"}
 

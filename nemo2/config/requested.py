@@ -6,8 +6,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, Optional
 
+from nemo2.base.errors import ConfigError
 from nemo2.config.provenance import adjustments, is_equal, record_of
-from nemo2.errors import ConfigError
 
 
 def explicit_fields(obj: object) -> frozenset[str]:

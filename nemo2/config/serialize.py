@@ -11,10 +11,10 @@ from typing import Any
 import fiddle as fdl
 from fiddle._src.experimental import serialization
 
+from nemo2.base.errors import ConfigError
 from nemo2.base.names import shortened
 from nemo2.config.tree import Config, Partial, refuse_changed_objects
 from nemo2.config.walk import children, place_of
-from nemo2.errors import ConfigError
 
 _PLAIN = frozenset((bool, int, str, type(None)))
 """Types whose values are always written unchanged."""

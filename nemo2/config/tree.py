@@ -28,13 +28,13 @@ import nemo_run as run
 from fiddle._src import building, casting, history, signatures
 from fiddle._src.experimental import serialization
 
+from nemo2.base.errors import ConfigError, UnknownNameError
 from nemo2.config import live, wire
 from nemo2.config.aliases import NOT_HERE, aliases_of, decided_elsewhere, text_form
 from nemo2.config.capture import edited_arguments, is_configurable, made_at, real_names, unknown_name
 from nemo2.config.dtypes import read_dtype
 from nemo2.config.located import recorded_at
 from nemo2.config.provenance import note_explicit_fields
-from nemo2.errors import ConfigError, UnknownNameError
 
 T = TypeVar("T")
 

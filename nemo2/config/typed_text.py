@@ -12,7 +12,7 @@ import typing
 from datetime import timedelta
 from typing import Any
 
-from nemo2.errors import SecurityError
+from nemo2.base.errors import SecurityError
 
 _CONSTANTS = {"none": None, "null": None, "true": True, "false": False}
 SEQUENCES: dict[Any, Any] = {

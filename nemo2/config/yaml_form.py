@@ -20,6 +20,7 @@ from typing import Any
 import fiddle as fdl
 import yaml
 
+from nemo2.base.errors import ConfigError, SecurityError
 from nemo2.base.names import shortened
 from nemo2.config.located import recorded_at
 from nemo2.config.moved_names import module_today
@@ -32,7 +33,6 @@ from nemo2.config.tree import Config, Partial
 from nemo2.config.typed_text import WrongType
 from nemo2.config.values import typed
 from nemo2.config.wire import constant_name
-from nemo2.errors import ConfigError, SecurityError
 
 PARTIAL, CALL, ARGS = "_partial_", "_call_", "_args_"
 _UNITS = (("d", 86400), ("h", 3600), ("m", 60), ("s", 1))

@@ -15,12 +15,12 @@ from torch.utils.data import DataLoader, Dataset
 from nemo2.base import ranks
 from nemo2.base.advice import own_data
 from nemo2.base.counts import is_count
+from nemo2.base.errors import ConfigError, DataError, Nemo2Error, RuntimeFault
 from nemo2.data.batch_size import check_positive
 from nemo2.data.blend import SPLITS
 from nemo2.data.inputs import Comparison, Input, compare_all, with_hashes
 from nemo2.data.sampler import MegatronDataSampler, WrappedDataLoader
 from nemo2.data.tokenizer import Tokenizer
-from nemo2.errors import ConfigError, DataError, Nemo2Error, RuntimeFault
 
 _log = logging.getLogger(__name__)
 _NEEDED = {"fit": ("train", "validation"), "validate": ("validation",), "test": ("test",)}

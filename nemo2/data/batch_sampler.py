@@ -18,8 +18,8 @@ import numpy as np
 from torch.utils.data import Dataset, Sampler
 
 from nemo2.base.counts import counted
+from nemo2.base.errors import DataError
 from nemo2.data.batch_size import BatchSizeSchedule
-from nemo2.errors import DataError
 
 Order = Literal["single", "cyclic", "batch"]
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any, Optional
 
 from nemo2.base.counts import require_counts
-from nemo2.errors import ConfigError
+from nemo2.base.errors import ConfigError
 
 
 class BatchSizeSchedule:

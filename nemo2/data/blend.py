@@ -10,9 +10,9 @@ from typing import Any, Optional, Union
 
 import numpy as np
 
+from nemo2.base.errors import ConfigError
 from nemo2.base.names import did_you_mean
 from nemo2.data.token_files import strip_suffix
-from nemo2.errors import ConfigError
 
 Paths = Union[str, Path, Sequence[Any], Mapping[str, Any]]
 SPLITS = ("train", "validation", "test")

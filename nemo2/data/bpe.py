@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Union
 
 from nemo2.base.counts import is_count
+from nemo2.base.errors import ConfigError, DataError
 from nemo2.base.files import replaceable_file, replacing
 from nemo2.data.documents import BadInput, Inputs, OnBadLine, find_files, read_documents
 from nemo2.data.tokenizer import END_OF_DOCUMENT, BPETokenizer
-from nemo2.errors import ConfigError, DataError
 
 _BYTES = 256
 

@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any, BinaryIO, Literal, Optional, TypeVar, Union, cast
 
 from nemo2.base.advice import advice
+from nemo2.base.errors import ConfigError, DataError, SecurityError
 from nemo2.base.files import MIB, parse_json
 from nemo2.base.names import check_choice
-from nemo2.errors import ConfigError, DataError, SecurityError
 
 Inputs = Union[str, Path, Sequence[Union[str, Path]]]
 OnBadLine = Literal["fail", "skip"]

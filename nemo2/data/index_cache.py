@@ -21,8 +21,8 @@ from typing import Any, Optional, TypeVar
 
 import numpy as np
 
+from nemo2.base.errors import DataError
 from nemo2.base.files import open_regular, read_bounded
-from nemo2.errors import DataError
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)

@@ -18,10 +18,10 @@ from typing import Union
 
 import numpy as np
 
+from nemo2.base.errors import DataError
 from nemo2.base.names import nearest
 from nemo2.data.inputs import Input
 from nemo2.data.token_files import read_sidecar, strip_suffix
-from nemo2.errors import DataError
 
 _MAGIC = b"MMIDIDX\x00\x00"
 _HEADER = struct.Struct("<9sQBQQ")

@@ -3,11 +3,11 @@
 
 from typing import Any, Optional
 
+from nemo2.base.errors import ConfigError
 from nemo2.base.names import did_you_mean
 from nemo2.config.capture import configurable
 from nemo2.data.sentencepiece import SentencePieceTokenizer
 from nemo2.data.tokenizer import AutoTokenizer, BPETokenizer, ByteTokenizer, GPT2BPETokenizer, NullTokenizer, Tokenizer
-from nemo2.errors import ConfigError
 
 
 @configurable

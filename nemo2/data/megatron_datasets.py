@@ -21,9 +21,9 @@ from megatron.core.datasets.indexed_dataset import IndexedDataset, _BinReader, _
 from torch.utils.data import Dataset
 
 from nemo2.base import ranks
+from nemo2.base.errors import DataError
 from nemo2.data.blend import SPLITS
 from nemo2.data.index_cache import guarded, rebuilding
-from nemo2.errors import DataError
 
 T = TypeVar("T")
 

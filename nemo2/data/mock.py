@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from nemo2.base.errors import ConfigError
 from nemo2.config.aliases import register_gone
 from nemo2.config.capture import configurable
 from nemo2.data.base import SPLITS, MegatronDataModule, arguments_of, no_files
 from nemo2.data.tokenizer import GPT2BPETokenizer, NullTokenizer, Tokenizer
-from nemo2.errors import ConfigError
 
 GPT2_VOCAB_SIZE = 50257
 register_gone("nemo2.data.mock:MockDataModule", paths=no_files)

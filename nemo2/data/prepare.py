@@ -18,6 +18,7 @@ import numpy as np
 
 from nemo2.base.advice import advice
 from nemo2.base.counts import counted
+from nemo2.base.errors import DataError
 from nemo2.base.files import refuse_existing, replaceable_file, sha256
 from nemo2.base.names import check_choice
 from nemo2.data.documents import (
@@ -33,7 +34,6 @@ from nemo2.data.documents import (
 from nemo2.data.special_text import OnSpecialToken, as_plain_text, special_in
 from nemo2.data.token_files import SUFFIXES, PreparedData, strip_suffix, token_files
 from nemo2.data.tokenizer import Tokenizer
-from nemo2.errors import DataError
 
 _BATCH_CHARACTERS = 1 << 20
 

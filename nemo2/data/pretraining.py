@@ -17,6 +17,7 @@ from torch.utils.data import Dataset, Subset
 from nemo2.base import ranks
 from nemo2.base.backend.extras import have_te
 from nemo2.base.counts import counted
+from nemo2.base.errors import ConfigError, DataError
 from nemo2.config.capture import configurable
 from nemo2.config.notices import warn_without_effect
 from nemo2.data.base import SPLITS, MegatronDataModule, arguments_of
@@ -27,7 +28,6 @@ from nemo2.data.inputs import Input
 from nemo2.data.megatron_datasets import build_datasets
 from nemo2.data.token_files import read_sidecar
 from nemo2.data.tokenizer import Tokenizer
-from nemo2.errors import ConfigError, DataError
 
 _COMPARED = 1024
 """The samples of each dataset by which two orders are told apart."""

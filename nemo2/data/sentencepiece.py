@@ -9,9 +9,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Optional, Union
 
+from nemo2.base.errors import DataError
 from nemo2.config.capture import configurable
 from nemo2.data.tokenizer import Tokenizer
-from nemo2.errors import DataError
 
 _TIKTOKEN = re.compile(rb"[A-Za-z0-9+/]+={0,2} \d+\r?\n")
 """The first line of a file of tiktoken: a token in base64 and its rank."""

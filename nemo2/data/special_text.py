@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any, Literal, Optional
 
+from nemo2.base.errors import ConfigError, DataError
 from nemo2.data.tokenizer import Tokenizer
-from nemo2.errors import ConfigError, DataError
 
 OnSpecialToken = Literal["keep", "text", "fail"]
 Pieces = list[tuple[int, tuple[int, int]]]

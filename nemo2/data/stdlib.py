@@ -11,7 +11,7 @@ from typing import Optional, Union
 
 from filelock import FileLock, Timeout
 
-from nemo2.errors import DataError
+from nemo2.base.errors import DataError
 
 _LEFT_OUT = frozenset({"site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test"})
 _VALIDATION_EVERY = 20

@@ -22,8 +22,8 @@ from typing import Any, Optional, Union
 
 from nemo2.base.backend.extras import install
 from nemo2.base.counts import require_counts
+from nemo2.base.errors import ConfigError, DataError
 from nemo2.config.capture import configurable
-from nemo2.errors import ConfigError, DataError
 
 END_OF_DOCUMENT = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eos|>")
 """Spellings of the end-of-document token, in order of precedence, for tokenizer files that don't name it."""

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from nemo2.base.errors import CheckpointError
 from nemo2.checkpoint.foreign_files import MOST_DEPTH, MOST_VALUES, read_json, read_yaml
 from nemo2.config.reading import has_at_most_values
-from nemo2.errors import CheckpointError
 
 _PLAIN = (bool, int, float, str, type(None))
 

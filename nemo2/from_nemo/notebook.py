@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from nemo2.errors import ConfigError
+from nemo2.base.errors import ConfigError
 
 _PYTHON_CELLS = re.compile(r"%%(time|timeit|capture|prun)\b|%%writefile\s+\S+\.py\b")
 """First lines of cells whose other lines are Python."""

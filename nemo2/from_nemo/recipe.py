@@ -18,6 +18,7 @@ import torch
 from megatron.core.transformer.enums import AttnBackend
 
 from nemo2 import MegatronMixedPrecision
+from nemo2.base.errors import CheckpointError, ConfigError
 from nemo2.base.files import why_not_inside
 from nemo2.base.names import did_you_mean, shortened
 from nemo2.checkpoint.auto_resume import AutoResume, RestoreConfig
@@ -30,7 +31,6 @@ from nemo2.config.policy import NAMES_THAT_ARE_IMPORTED, SWITCHES_THAT_RUN_CODE,
 from nemo2.config.provenance import is_same
 from nemo2.config.show import value_in_effect
 from nemo2.data.finetuning.base import SampleDataModule
-from nemo2.errors import CheckpointError, ConfigError
 from nemo2.from_nemo.names import find
 from nemo2.from_nemo.nemo_tree import Call, Named, read_io_json, read_model_yaml
 from nemo2.hugging_face.identify import kind_at

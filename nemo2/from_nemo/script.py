@@ -9,8 +9,8 @@ import ast
 from collections.abc import Iterator
 from typing import NamedTuple, Optional
 
+from nemo2.base.errors import ConfigError
 from nemo2.config.aliases import aliases_of, gone, parameter_names
-from nemo2.errors import ConfigError
 from nemo2.from_nemo.names import find, module_of, reason_of
 
 

@@ -12,8 +12,8 @@ from typing import Any, Optional
 
 from torch import Tensor
 
+from nemo2.base.errors import CheckpointError, ConfigError
 from nemo2.checkpoint.foreign_files import read_object, refuse_outside
-from nemo2.errors import CheckpointError, ConfigError
 from nemo2.hugging_face.adapter_rows import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from nemo2.hugging_face.quantised import mapped
 from nemo2.hugging_face.safetensors_files import read_header

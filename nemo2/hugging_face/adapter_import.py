@@ -22,9 +22,9 @@ import torch
 from torch import Tensor
 
 from nemo2.base.advice import advice
+from nemo2.base.errors import CheckpointError, ConfigError
 from nemo2.base.names import listed
 from nemo2.checkpoint.paths import HUGGING_FACE
-from nemo2.errors import CheckpointError, ConfigError
 from nemo2.hugging_face.adapter_files import Adapter, read_adapters, read_settings
 from nemo2.hugging_face.adapter_rows import (
     ADAPTER_CONFIG,

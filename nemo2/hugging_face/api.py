@@ -17,11 +17,11 @@ import lightning.pytorch as pl
 import torch
 from megatron.core.transformer.transformer_config import TransformerConfig
 
+from nemo2.base.errors import CheckpointError, ConfigError
 from nemo2.base.names import did_you_mean
 from nemo2.checkpoint.directory import read_manifest
 from nemo2.checkpoint.paths import HUGGING_FACE, folder_of
 from nemo2.data.home import models_home
-from nemo2.errors import CheckpointError, ConfigError
 from nemo2.hugging_face.adapter_import import import_adapter
 from nemo2.hugging_face.adapter_rows import ADAPTER_CONFIG
 from nemo2.hugging_face.checkpoint import Checkpoint, name_of_weights

@@ -17,6 +17,7 @@ import fiddle as fdl
 import torch
 
 from nemo2.base.advice import advice
+from nemo2.base.errors import CheckpointError, ConfigError
 from nemo2.base.names import listed
 from nemo2.checkpoint.context import describes, load_context
 from nemo2.checkpoint.directory import CONTEXT_PATH, MANIFEST, Manifest, read_manifest, sha256
@@ -28,7 +29,6 @@ from nemo2.checkpoint.tokenizers import read_tokenizer
 from nemo2.config import Config
 from nemo2.config.requested import explicit_fields
 from nemo2.config.tree import as_config
-from nemo2.errors import CheckpointError, ConfigError
 from nemo2.hugging_face.identify import Kind, identify, kind_at
 from nemo2.hugging_face.released import open_released
 from nemo2.hugging_face.safetensors_files import CONFIG

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Literal, Optional
 
 from nemo2.base.counts import counted
+from nemo2.base.errors import CheckpointError
 from nemo2.base.files import read_bounded
 from nemo2.checkpoint.directory import (
     CONTEXT_PATH,
@@ -30,7 +31,6 @@ from nemo2.checkpoint.foreign_files import nemo_adapters, read_json, read_yaml, 
 from nemo2.checkpoint.nemo_context import describe, model_config
 from nemo2.checkpoint.paths import checkpoint_folders, checkpoints_of_runs
 from nemo2.checkpoint.untrusted import read_metadata
-from nemo2.errors import CheckpointError
 from nemo2.hugging_face.safetensors_files import MOST_INDEX, conversion_of_pickles, read_header
 from nemo2.mcore.parallel.layout import SIZE_FIELDS
 from nemo2.models.conversion.families import conversion_for

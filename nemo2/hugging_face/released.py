@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from nemo2.base.advice import advice
+from nemo2.base.errors import CheckpointError, ConfigError, Nemo2Error
 from nemo2.base.names import listed
 from nemo2.checkpoint.foreign_files import read_object
-from nemo2.errors import CheckpointError, ConfigError, Nemo2Error
 from nemo2.hugging_face.quantised import Plain, Source, sources
 from nemo2.hugging_face.safetensors_files import CONFIG, open_folder
 from nemo2.hugging_face.streams import Computed, Copy, Stretch, merged

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 
 from nemo2.base import ranks
+from nemo2.base.errors import CheckpointError
 from nemo2.base.names import listed
 from nemo2.checkpoint.paths import folder_of
 from nemo2.checkpoint.pieces import Piece
-from nemo2.errors import CheckpointError
 from nemo2.hugging_face.released import Released, open_released
 from nemo2.models.conversion.table import Entry
 

@@ -17,11 +17,11 @@ from typing import Any
 
 import torch
 
+from nemo2.base.errors import CheckpointError
 from nemo2.base.files import UnusableFile, open_regular, parse_json
 from nemo2.base.names import listed
 from nemo2.checkpoint.foreign_files import read_json, refuse_outside
 from nemo2.checkpoint.reading import Stored
-from nemo2.errors import CheckpointError
 from nemo2.hugging_face.streams import grouped
 
 SINGLE = "model.safetensors"

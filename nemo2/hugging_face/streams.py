@@ -19,7 +19,7 @@ from typing import Any, Optional, TypeVar, Union
 import torch
 from torch import Tensor
 
-from nemo2.errors import CheckpointError
+from nemo2.base.errors import CheckpointError
 
 _Item = TypeVar("_Item")
 BLOCK = 8 << 20

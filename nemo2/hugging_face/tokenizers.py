@@ -7,12 +7,12 @@ import shutil
 from pathlib import Path
 from typing import Any, Optional
 
+from nemo2.base.errors import CheckpointError, ConfigError
 from nemo2.checkpoint.context import load_context
 from nemo2.checkpoint.paths import HUGGING_FACE, folder_of
 from nemo2.checkpoint.tokenizers import refuse_another_tokenizer
 from nemo2.data.tokenizer import AutoTokenizer, BPETokenizer, GPT2BPETokenizer
 from nemo2.data.tokenizer_files import files_of, tokenizer_files
-from nemo2.errors import CheckpointError, ConfigError
 from nemo2.hugging_face.safetensors_files import CONFIG, write_json
 
 _GENERATION = "generation_config.json"

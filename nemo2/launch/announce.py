@@ -10,10 +10,10 @@ from typing import Any, Optional
 
 from nemo2.base.columns import folded
 from nemo2.base.counts import counted
+from nemo2.base.errors import ConfigError
 from nemo2.base.place import usable_cores
 from nemo2.config.overrides import in_shell
 from nemo2.data.mock import is_mock
-from nemo2.errors import ConfigError
 from nemo2.launch.result import RunResult
 from nemo2.launch.slurm.settings import ClusterSettings
 from nemo2.mcore.parallel.layout import Layout

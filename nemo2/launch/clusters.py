@@ -30,8 +30,8 @@ from pathlib import Path
 from typing import Any, NamedTuple, Optional
 
 from nemo2.base.advice import advice
+from nemo2.base.errors import ConfigError
 from nemo2.base.names import did_you_mean, safe_name
-from nemo2.errors import ConfigError
 from nemo2.launch.slurm.settings import ClusterSettings, limit_seconds
 from nemo2.launch.slurm.submission import nemo_run_home
 from nemo2.launch.trusted_files import read_trusted

@@ -7,7 +7,7 @@ import signal
 from collections.abc import Sequence
 from typing import NamedTuple, Optional
 
-from nemo2.errors import EXIT_PREEMPTED, Preempted
+from nemo2.base.errors import EXIT_PREEMPTED, Preempted
 from nemo2.training.run_dir.faults import HANG, Fault
 
 # The machine or an external process ended a rank that ends with one of these signals, and the other ranks' errors

@@ -18,9 +18,9 @@ import nemo_run
 from nemo_run.config import get_nemorun_home
 
 from nemo2.base.advice import again
+from nemo2.base.errors import EXIT_PREEMPTED
 from nemo2.base.variables import environment
 from nemo2.config.serialize import to_json
-from nemo2.errors import EXIT_PREEMPTED
 from nemo2.launch.failure import explain_failure
 from nemo2.launch.local import (
     LAUNCHER_FILE,

@@ -4,7 +4,7 @@
 import re
 from pathlib import Path
 
-from nemo2.errors import RuntimeFault
+from nemo2.base.errors import RuntimeFault
 from nemo2.launch.exit_causes import first_failure, killed, rank_exits
 from nemo2.launch.stream import agent_logs, without_rank
 from nemo2.training.run_dir.faults import read_faults

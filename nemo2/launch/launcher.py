@@ -13,10 +13,10 @@ import nemo_run
 
 from nemo2.base.advice import advice, own_data
 from nemo2.base.counts import counted, require_counts
+from nemo2.base.errors import ConfigError, RuntimeFault
 from nemo2.base.names import safe_name
 from nemo2.checkpoint.auto_resume import refuse_unresumable
 from nemo2.data.mock import is_mock
-from nemo2.errors import ConfigError, RuntimeFault
 from nemo2.launch.announce import print_end, print_start
 from nemo2.launch.clusters import resolve_executor
 from nemo2.launch.environment import set_variables

@@ -14,8 +14,8 @@ import time
 from pathlib import Path
 from typing import Any, Optional
 
+from nemo2.base.errors import Preempted
 from nemo2.base.place import here
-from nemo2.errors import Preempted
 from nemo2.launch.trusted_files import KERNEL_CACHE, refuse_untrusted_kernel_cache
 from nemo2.training.run_dir.faults import install_fault_hook, record_fault
 

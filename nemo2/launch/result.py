@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from nemo2.errors import DataError
+from nemo2.base.errors import DataError
 from nemo2.launch.failure import RankFailure
 from nemo2.training.run_dir.run_folder import Chart, RunFolder
 

@@ -18,7 +18,7 @@ from typing import Any
 import nemo_run
 from nemo_run.core.execution.base import Executor
 
-from nemo2.errors import ConfigError
+from nemo2.base.errors import ConfigError
 
 _NODES = ("nodes", "num_nodes")
 _RANKS_PER_NODE = ("ntasks_per_node", "torchrun_nproc_per_node", "nprocs_per_node")

@@ -12,8 +12,8 @@ import stat
 from pathlib import Path
 from typing import Optional
 
+from nemo2.base.errors import SecurityError
 from nemo2.base.files import MIB, open_regular
-from nemo2.errors import SecurityError
 
 KERNEL_CACHE = "TRITON_CACHE_DIR"
 

@@ -16,6 +16,7 @@ import lightning.pytorch as pl
 import torch
 from lightning.pytorch.callbacks import Checkpoint
 
+from nemo2.base.errors import ConfigError
 from nemo2.base.files import output_file
 from nemo2.checkpoint.auto_resume import AutoResume
 from nemo2.checkpoint.model_checkpoint import ModelCheckpoint
@@ -23,7 +24,6 @@ from nemo2.config.capture import captured_arguments, configurable
 from nemo2.config.factories import refuse_text
 from nemo2.config.notices import warn_without_effect
 from nemo2.data.base import explaining_changed_inputs
-from nemo2.errors import ConfigError
 from nemo2.llm.commands import command
 from nemo2.mcore.optim.base import OptimizerModule
 from nemo2.models.peft.base import PEFT

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, Optional
 
 from nemo2.base.advice import advice
+from nemo2.base.errors import ConfigError
 from nemo2.data.finetuning.chat import ChatEncoder
-from nemo2.errors import ConfigError
 from nemo2.llm.inference import GenerationOptions, loaded
 from nemo2.models.generate import generate
 

@@ -6,12 +6,12 @@ from typing import Any, Optional
 
 import lightning.pytorch as pl
 
+from nemo2.base.errors import ConfigError
 from nemo2.checkpoint.auto_resume import AutoResume, RestoreConfig
 from nemo2.config import Config
 from nemo2.config.aliases import parameter_names
 from nemo2.config.capture import captured_arguments, configurable
 from nemo2.config.walk import class_of
-from nemo2.errors import ConfigError
 from nemo2.hugging_face.checkpoint import Checkpoint, find_checkpoint
 from nemo2.llm.api import train
 from nemo2.mcore.optim.base import OptimizerModule

@@ -13,8 +13,8 @@ from typing import Any, Literal, Optional
 
 from nemo2.base.advice import advice
 from nemo2.base.backend.extras import install, version_of
+from nemo2.base.errors import ConfigError
 from nemo2.base.names import did_you_mean
-from nemo2.errors import ConfigError
 from nemo2.llm.exported import DTYPES, torch_name
 from nemo2.models.peft import LoRA
 

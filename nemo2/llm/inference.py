@@ -13,9 +13,9 @@ from typing import Any, Optional, Self
 import lightning.pytorch as pl
 import torch
 
+from nemo2.base.errors import ConfigError, DataError
 from nemo2.base.files import text_of, write_file
 from nemo2.checkpoint.auto_resume import RestoreConfig
-from nemo2.errors import ConfigError, DataError
 from nemo2.hugging_face.checkpoint import Checkpoint
 from nemo2.models.generate import Generation
 from nemo2.models.sampling import Sampling

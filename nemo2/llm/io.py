@@ -8,10 +8,10 @@ from typing import Any, Optional, TypeVar, Union
 
 import fiddle as fdl
 
+from nemo2.base.errors import CheckpointError, ConfigError
 from nemo2.checkpoint import context
 from nemo2.checkpoint.directory import CONTEXT_PATH
 from nemo2.config.capture import captured_arguments, configurable, remembers_arguments
-from nemo2.errors import CheckpointError, ConfigError
 from nemo2.hugging_face.api import export_ckpt, import_ckpt
 from nemo2.hugging_face.checkpoint import Checkpoint
 

@@ -6,8 +6,8 @@ from typing import Any, Optional, Union
 
 import lightning.pytorch as pl
 
+from nemo2.base.errors import CheckpointError
 from nemo2.checkpoint.paths import HUGGING_FACE
-from nemo2.errors import CheckpointError
 from nemo2.models.peft import PEFT, CanonicalDoRA, CanonicalLoRA, DoRA, LoRA, ModuleMatcher
 from nemo2.models.peft import canonical_lora as canonical_lora
 from nemo2.models.peft import dora as dora

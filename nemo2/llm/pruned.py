@@ -8,8 +8,8 @@ from typing import Any, Optional
 import torch
 from torch import Tensor
 
+from nemo2.base.errors import ConfigError
 from nemo2.config.capture import captured_arguments, configurable
-from nemo2.errors import ConfigError
 from nemo2.llm.importances import Importances
 
 FAMILIES = (

@@ -11,11 +11,11 @@ from typing import Any, Optional
 
 from nemo2.base.backend.extras import install
 from nemo2.base.counts import require_counts
+from nemo2.base.errors import ConfigError, DataError
 from nemo2.base.files import refuse_existing, text_of
 from nemo2.checkpoint.directory import take_place, temporary_name
 from nemo2.config.capture import configurable
 from nemo2.config.notices import only_defaults
-from nemo2.errors import ConfigError, DataError
 from nemo2.hugging_face.checkpoint import Checkpoint
 from nemo2.llm.exported import DTYPES, Form, dtype_of, own_dtype
 

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any, Optional
 
 from nemo2.base.advice import advice
+from nemo2.base.errors import ConfigError
 from nemo2.checkpoint.directory import temporary_name
 from nemo2.config.capture import configurable
 from nemo2.config.notices import only_defaults, warn_without_effect
-from nemo2.errors import ConfigError
 from nemo2.hugging_face.checkpoint import Checkpoint, name_of_weights
 from nemo2.llm import engines
 from nemo2.llm.engines import Adapters, Engine, ServingOptions

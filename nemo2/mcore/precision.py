@@ -22,13 +22,13 @@ from torch.utils._pytree import tree_map_only
 
 from nemo2.base.backend import get_backend
 from nemo2.base.backend.extras import have_te
+from nemo2.base.errors import ConfigError
 from nemo2.base.names import did_you_mean
 from nemo2.config.aliases import NOT_HERE, register_elsewhere
 from nemo2.config.capture import configurable
 from nemo2.config.derivations import Setting
 from nemo2.config.provenance import adjust, adjusting, adjustments
 from nemo2.config.requested import at, explicit_fields, explicit_values, where_set
-from nemo2.errors import ConfigError
 
 _log = logging.getLogger(__name__)
 _PRECISIONS: dict[str, torch.dtype] = {"32": torch.float32, "bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}

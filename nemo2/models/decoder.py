@@ -8,8 +8,8 @@ from typing import Any, Literal, Optional
 
 import torch.nn.functional as F
 
+from nemo2.base.errors import ConfigError
 from nemo2.config.capture import configurable
-from nemo2.errors import ConfigError
 from nemo2.models.gpt import GPTConfig
 from nemo2.models.rotary import StretchedRotaryEmbedding, Stretching, rotary_embedding
 

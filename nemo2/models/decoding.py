@@ -16,7 +16,7 @@ from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParall
 from torch import Tensor, nn
 
 from nemo2.base.backend import get_backend
-from nemo2.errors import ConfigError
+from nemo2.base.errors import ConfigError
 from nemo2.models.rotary import StretchedRotaryEmbedding, Stretching
 
 _PRODUCT = "_forward_impl"

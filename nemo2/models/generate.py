@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from nemo2.base.backend import get_backend
 from nemo2.base.counts import require_counts
-from nemo2.errors import ConfigError
+from nemo2.base.errors import ConfigError
 from nemo2.mcore.overlap.userbuffers import without_userbuffers
 from nemo2.models.decoding import (
     CachedDecoder,

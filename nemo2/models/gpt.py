@@ -23,11 +23,11 @@ from nemo2.base.backend import get_backend
 from nemo2.base.backend.compilation import as_megatron_has_it
 from nemo2.base.backend.extras import ANY_VERSION, has
 from nemo2.base.backend.te_version import megatron_finds
+from nemo2.base.errors import ConfigError
 from nemo2.config.aliases import NOT_HERE, register_elsewhere, register_gone
 from nemo2.config.capture import configurable, unknown_name
 from nemo2.config.notices import announce_machine_settings, warn_without_effect
 from nemo2.config.provenance import adjust, adjust_to
-from nemo2.errors import ConfigError
 from nemo2.mcore.optim.base import OptimizerModule
 from nemo2.mcore.parallel.cuda_graphs import spell_as_installed
 from nemo2.mcore.parallel.forms import with_model

@@ -15,7 +15,7 @@ from megatron.core.packed_seq_params import PackedSeqParams
 from torch import Tensor
 
 from nemo2.base.backend import get_backend
-from nemo2.errors import DataError
+from nemo2.base.errors import DataError
 from nemo2.models.layers.chunks import share_of_rank
 
 FIRST_STAGE_KEYS = ("tokens", "position_ids")

@@ -8,8 +8,8 @@ ibm-granite/granite-3.0-1b-a400m-base and granite-3.0-3b-a800m-base.
 from dataclasses import dataclass
 from typing import Optional, Union
 
+from nemo2.base.errors import ConfigError
 from nemo2.config.capture import configurable
-from nemo2.errors import ConfigError
 from nemo2.models.decoder import GroupedExperts
 from nemo2.models.gpt import GPTModel
 from nemo2.models.granite import GraniteConfig

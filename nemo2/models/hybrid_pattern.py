@@ -5,7 +5,7 @@ import importlib
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, Optional
 
-from nemo2.errors import ConfigError
+from nemo2.base.errors import ConfigError
 
 
 class HybridPattern(NamedTuple):

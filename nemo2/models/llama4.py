@@ -13,8 +13,8 @@ from typing import Any, Literal, Optional, Union
 from megatron.core.transformer import ModuleSpec
 from megatron.core.transformer.identity_op import IdentityOp
 
+from nemo2.base.errors import ConfigError
 from nemo2.config.capture import configurable
-from nemo2.errors import ConfigError
 from nemo2.models.layers.chunked_attention import attend_in_chunks
 from nemo2.models.layers.queries import sharpen_far_queries
 from nemo2.models.layers.spec import changed_layer_spec

@@ -21,8 +21,8 @@ import torch
 from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEmbedding
 from torch import Tensor
 
+from nemo2.base.errors import ConfigError
 from nemo2.config.capture import configurable
-from nemo2.errors import ConfigError
 
 
 @configurable

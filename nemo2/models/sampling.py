@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from nemo2.errors import ConfigError
+from nemo2.base.errors import ConfigError
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,7 @@ from megatron.core import parallel_state
 from torch import Tensor
 
 from nemo2.base.backend import get_backend
-from nemo2.errors import ConfigError
+from nemo2.base.errors import ConfigError
 from nemo2.models.decoding import from_last_stage, logits_of_stage, refuse_another_vocabulary, required_core
 from nemo2.models.generate import evaluating
 

@@ -18,9 +18,9 @@ from megatron.core.activations import squared_relu
 from megatron.core.transformer import ModuleSpec
 
 from nemo2.base.backend.extras import has, have_te
+from nemo2.base.errors import ConfigError
 from nemo2.config.aliases import register_gone
 from nemo2.config.capture import configurable
-from nemo2.errors import ConfigError
 from nemo2.models.fused_gradients import fusing_where_possible
 from nemo2.models.gpt import GPTConfig, GPTModel
 from nemo2.models.gpt_step import gpt_forward_step

@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import Any, Optional
 
-from nemo2.errors import ConfigError
+from nemo2.base.errors import ConfigError
 from nemo2.models.hybrid_pattern import hybrid_pattern
 from nemo2.models.parts import MLP, Attention, DeltaNet, Experts, LatentAttention, Mixer, Part, Projection
 from nemo2.models.shape import Layer, ModelShape

@@ -3,7 +3,7 @@
 
 from typing import Any, Optional
 
-from nemo2.errors import ConfigError
+from nemo2.base.errors import ConfigError
 from nemo2.mcore.optim.base import OptimizerModule
 from nemo2.mcore.parallel.transform import refuse_two_transforms
 from nemo2.mcore.settle.agreement import follow_the_data, length_problem, share_tokenizer

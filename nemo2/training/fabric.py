@@ -31,10 +31,10 @@ from megatron.core.optimizer import OptimizerConfig
 from torch import nn
 
 from nemo2.base.backend import get_backend
+from nemo2.base.errors import ConfigError
 from nemo2.checkpoint.auto_resume import RestoreConfig
 from nemo2.config.aliases import aliases_of, parameter_names
 from nemo2.config.capture import captured_arguments, configurable
-from nemo2.errors import ConfigError
 from nemo2.hugging_face.checkpoint import Checkpoint
 from nemo2.mcore.optim.base import OptimizerModule
 from nemo2.mcore.optim.lr_scheduler import set_last_rates

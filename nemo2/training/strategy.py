@@ -27,6 +27,7 @@ import torch
 from lightning.fabric.plugins import CheckpointIO, ClusterEnvironment
 from megatron.core.distributed import DistributedDataParallelConfig
 
+from nemo2.base.errors import ConfigError
 from nemo2.checkpoint.auto_resume import RestoreConfig
 from nemo2.checkpoint.forms.form import Part
 from nemo2.checkpoint.forms.megatron import MegatronForm
@@ -35,7 +36,6 @@ from nemo2.config.capture import configurable
 from nemo2.config.notices import announce_machine_settings
 from nemo2.config.provenance import adjusting
 from nemo2.config.requested import refuse_silent_changes
-from nemo2.errors import ConfigError
 from nemo2.mcore.optim.megatron import MegatronOptimizer
 from nemo2.mcore.overlap.userbuffers import OneSize, start_userbuffers, stop_userbuffers
 from nemo2.mcore.parallel.layout import LAYOUT_FIELDS, Layout, ParallelismConfig

@@ -164,7 +164,7 @@ def exported(directory: str, folder: str, *, adapters: bool = False) -> str:
     import json
 
     from nemo2 import llm
-    from nemo2.errors import ConfigError
+    from nemo2.base.errors import ConfigError
 
     checkpoint = checkpoint_of(directory)
     if adapters:

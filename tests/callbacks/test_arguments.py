@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from nemo2.base.errors import ConfigError
 from nemo2.callbacks import (
     DdpParityChecker,
     EvaluationCallback,
@@ -25,7 +26,6 @@ from nemo2.callbacks import (
     StragglerDetectionCallback,
     TimingCallback,
 )
-from nemo2.errors import ConfigError
 
 REFUSED: list[tuple[Any, dict[str, Any], str]] = [
     (DdpParityChecker, {"interval": -1}, "interval=-1"),

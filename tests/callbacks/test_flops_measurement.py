@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from nemo2.base.errors import ConfigError
 from nemo2.callbacks import FLOPsMeasurementCallback, flops_measurement
-from nemo2.errors import ConfigError
 from nemo2.models.flops import model_flops_per_step
 from support.one_weight import SAMPLER, SHAPE, run
 

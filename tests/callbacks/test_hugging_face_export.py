@@ -11,11 +11,11 @@ import lightning.pytorch as pl
 import pytest
 import torch
 
+from nemo2.base.errors import ConfigError
 from nemo2.callbacks import HuggingFaceExportCallback
 from nemo2.checkpoint.directory import temporary_name
 from nemo2.checkpoint.lineage import run_of
 from nemo2.checkpoint.model_checkpoint import ModelCheckpoint
-from nemo2.errors import ConfigError
 from support import resharding, small_runs
 
 

@@ -8,8 +8,8 @@ import lightning.pytorch as pl
 import pytest
 
 import nemo2 as nl
+from nemo2.base.errors import RuntimeFault
 from nemo2.callbacks import LossGuard
-from nemo2.errors import RuntimeFault
 from support import small_runs
 
 NAN = float("nan")

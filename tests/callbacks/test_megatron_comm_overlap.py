@@ -9,9 +9,9 @@ from typing import Any, Optional
 import pytest
 import torch
 
+from nemo2.base.errors import ConfigError
 from nemo2.callbacks.megatron_comm_overlap import MegatronCommOverlapCallback
 from nemo2.config.provenance import adjustments
-from nemo2.errors import ConfigError
 from nemo2.mcore.overlap.presets import preset
 from nemo2.mcore.parallel.ddp_config import DistributedDataParallelConfig, OptimizerConfig
 from nemo2.mcore.parallel.layout import Layout

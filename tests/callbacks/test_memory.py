@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from nemo2.base.backend import get_backend
+from nemo2.base.errors import ConfigError
 from nemo2.callbacks import MemoryMonitor, MemoryProfileCallback, memory_monitor
-from nemo2.errors import ConfigError
 from support.one_weight import OneWeight, run
 
 GIB = 2**30

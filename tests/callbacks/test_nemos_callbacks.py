@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import nemo2 as nl
+from nemo2.base.errors import ConfigError, RuntimeFault
 from nemo2.callbacks import (
     DdpParityChecker,
     DeepEPCallback,
@@ -24,7 +25,6 @@ from nemo2.callbacks import (
     RuntimeEstimator,
     SpeedMonitor,
 )
-from nemo2.errors import ConfigError, RuntimeFault
 from support import small_runs
 from support.one_weight import OneWeight, Recorder, run
 

@@ -10,8 +10,8 @@ import fiddle as fdl
 import pytest
 import torch
 
+from nemo2.base.errors import ConfigError
 from nemo2.callbacks import StragglerDetectionCallback
-from nemo2.errors import ConfigError
 from nemo2.recipes.callbacks.common import straggler_det_callback
 from support.one_weight import run
 

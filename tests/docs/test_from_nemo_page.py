@@ -9,7 +9,7 @@ import pytest
 
 import nemo2 as nl
 from nemo2 import callbacks, llm
-from nemo2.errors import ConfigError
+from nemo2.base.errors import ConfigError
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "from_nemo.md"
 

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import yaml
 
+from nemo2.base.errors import ConfigError
 from nemo2.config import Config
 from nemo2.data import PreTrainingDataModule
-from nemo2.errors import ConfigError
 from nemo2.launch import RankFailure, launch
 from nemo2.launch.kubeflow.manifest import job_name
 from nemo2.recipes import llama_tiny

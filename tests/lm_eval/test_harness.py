@@ -132,7 +132,7 @@ def test_tasks_have_the_numbers_of_lm_evals_own_class(run_on_ranks: Any, expecte
 
 
 def test_an_unknown_task_is_told_the_nearest() -> None:
-    from nemo2.errors import ConfigError
+    from nemo2.base.errors import ConfigError
     from nemo2.llm.evaluation.harness import refuse_unknown
 
     with pytest.raises(ConfigError, match="lm-eval has no task 'arc_easi'; did you mean 'arc_easy'"):
@@ -141,7 +141,7 @@ def test_an_unknown_task_is_told_the_nearest() -> None:
 
 @pytest.mark.parametrize("trusted", [False, True])
 def test_tasks_of_a_folder_run_code_only_where_their_user_says_so(tmp_path: Path, trusted: bool) -> None:
-    from nemo2.errors import SecurityError
+    from nemo2.base.errors import SecurityError
     from nemo2.llm.evaluation.harness import refuse_unknown
 
     mark = tmp_path / "mark"

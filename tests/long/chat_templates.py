@@ -20,11 +20,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Optional
 
+from nemo2.base.errors import Nemo2Error
 from nemo2.data.finetuning.chat import ChatEncoder
 from nemo2.data.finetuning.dialects import conversation_of
 from nemo2.data.finetuning.sample import Empty, Malformed
 from nemo2.data.tokenizer import AutoTokenizer
-from nemo2.errors import Nemo2Error
 
 PAGE = Path(__file__).resolve().parents[2] / "bench" / "results" / "chat-templates.md"
 _SPECIAL = re.compile(

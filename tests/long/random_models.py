@@ -145,7 +145,7 @@ def tried(row: Row, folder: Path) -> str:
     """The outcome of a case. An error that isn't a refusal is raised."""
     from safetensors.torch import load_file
 
-    from nemo2.errors import ConfigError
+    from nemo2.base.errors import ConfigError
     from nemo2.hugging_face.exporting import export_weights
     from nemo2.hugging_face.released import described
     from nemo2.models.conversion.families import conversion_of

@@ -17,9 +17,9 @@ from unittest.mock import MagicMock
 import nemo_run
 import pytest
 
+from nemo2.base.errors import ConfigError
 from nemo2.cli.app import main
 from nemo2.config import Config
-from nemo2.errors import ConfigError
 from nemo2.preflight.checks import check_recipe
 from nemo2.recipes import llama_tiny
 from nemo2.training.run_dir.faults import FAULT_DIR_VARIABLE, read_faults, record_fault

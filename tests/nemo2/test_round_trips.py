@@ -13,6 +13,7 @@ import torch
 import yaml
 
 from nemo2 import Config
+from nemo2.base.errors import ConfigError
 from nemo2.base.files import parse_json
 from nemo2.checkpoint.changes import Changes
 from nemo2.checkpoint.context import load_context, write_parts
@@ -25,7 +26,6 @@ from nemo2.data.finetuning.sample import Sample
 from nemo2.data.finetuning.store import Samples, write_samples
 from nemo2.data.index_cache import read_array, write_array
 from nemo2.data.inputs import Input, compare
-from nemo2.errors import ConfigError
 from nemo2.hugging_face.adapter_files import read_adapters, read_settings
 from nemo2.hugging_face.adapters import _adapter_config, _Released, _tensors, _write_files
 from nemo2.llm.evaluation.answers import Answers

@@ -238,7 +238,7 @@ def test_a_torch_optimizer_is_resumed_with_its_state(run_on_ranks, tmp_path):
 
 
 def refusals() -> dict[str, str]:
-    from nemo2.errors import ConfigError
+    from nemo2.base.errors import ConfigError
     from nemo2.mcore.precision import MegatronMixedPrecision
 
     cases: dict[str, Any] = {

@@ -112,7 +112,7 @@ class Meddler(pl.Callback):
 
 def meddled(announced: bool) -> tuple[str, int]:
     """What the run ends with, and its steps."""
-    from nemo2.errors import ConfigError
+    from nemo2.base.errors import ConfigError
     from nemo2.mcore.parallel.ddp_config import remember_arguments
 
     remember_arguments()

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from nemo2 import ModelCheckpoint, llm, recipes
+from nemo2.base.errors import ConfigError
 from nemo2.callbacks import TimingCallback
 from nemo2.config import who_set
-from nemo2.errors import ConfigError
 from nemo2.recipes import llama3_8b, llama32_1b
 from nemo2.recipes._assembler import Layout
 

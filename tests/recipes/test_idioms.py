@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from nemo2 import llm
+from nemo2.base.errors import ConfigError
 from nemo2.callbacks import GarbageCollectionCallback, MegatronCommOverlapCallback, TimingCallback
 from nemo2.config import Config, apply_overrides, from_json, to_json
-from nemo2.errors import ConfigError
 from nemo2.models.llama import LlamaModel
 
 

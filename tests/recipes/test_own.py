@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from nemo2 import recipes
-from nemo2.errors import ConfigError
+from nemo2.base.errors import ConfigError
 from nemo2.recipes import _own
 
 FACTS = """

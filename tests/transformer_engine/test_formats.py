@@ -18,9 +18,9 @@ from packaging.version import Version
 from torch import nn
 
 from nemo2 import recipes
+from nemo2.base.errors import CheckpointError, ConfigError
 from nemo2.checkpoint.untrusted import refuse_code_in_extra_states
 from nemo2.config import apply_overrides
-from nemo2.errors import CheckpointError, ConfigError
 from nemo2.mcore.parallel.megatron_parallel import MegatronParallel
 from nemo2.mcore.parallel.sharded_state import states_may_be_unpickled
 from nemo2.mcore.precision import BLOCKS, MegatronMixedPrecision, what_is_lacking

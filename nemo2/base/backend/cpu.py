@@ -23,8 +23,8 @@ from torch.utils._device import _device_constructors
 from nemo2.base.backend.base import Backend, Override
 from nemo2.base.backend.extras import has
 from nemo2.base.backend.patching import Patch, Patcher
+from nemo2.base.errors import RuntimeFault
 from nemo2.base.place import here
-from nemo2.errors import RuntimeFault
 
 _JIT = Patch(
     target="megatron.core.jit:jit_fuser",

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from nemo2.base import ranks
-from nemo2.errors import RuntimeFault
+from nemo2.base.errors import RuntimeFault
 
 _log = logging.getLogger(__name__)
 

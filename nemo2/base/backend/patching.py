@@ -15,7 +15,7 @@ from typing import Any
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
-from nemo2.errors import RuntimeFault
+from nemo2.base.errors import RuntimeFault
 
 _ABSENT: Any = object()
 

@@ -14,12 +14,12 @@ import lightning.pytorch as pl
 from torch import Tensor
 
 from nemo2.base import ranks
+from nemo2.base.errors import CheckpointError
 from nemo2.base.names import listed
 from nemo2.checkpoint.auto_resume import RestoreConfig
 from nemo2.checkpoint.directory import Manifest, read_manifest
 from nemo2.checkpoint.io import MegatronCheckpointIO
 from nemo2.checkpoint.paths import HUGGING_FACE, OF_RELEASE, digest_of
-from nemo2.errors import CheckpointError
 from nemo2.mcore.parallel.layout import Layout
 from nemo2.mcore.parallel.megatron_parallel import MegatronParallel
 from nemo2.models.gpt import get_vocab_size

@@ -14,6 +14,7 @@ import numpy as np
 from torch.utils.data import Dataset
 
 from nemo2.base import ranks
+from nemo2.base.errors import ConfigError, DataError, Nemo2Error
 from nemo2.base.files import replaceable_file, replacing
 from nemo2.data.base import MegatronDataModule, arguments_of
 from nemo2.data.finetuning.check import check_records
@@ -27,7 +28,6 @@ from nemo2.data.finetuning.store import Samples, key_of, path_of, write_samples
 from nemo2.data.index_cache import DamagedIndex, private_directory, read_array, write_array
 from nemo2.data.inputs import Input
 from nemo2.data.tokenizer import Tokenizer
-from nemo2.errors import ConfigError, DataError, Nemo2Error
 from nemo2.mcore.parallel.cuda_graphs import kind_of
 
 _log = logging.getLogger(__name__)

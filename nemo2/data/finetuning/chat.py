@@ -29,6 +29,7 @@ from typing import Any, Literal, Optional, Union
 
 from nemo2.base.advice import advice
 from nemo2.base.backend.extras import install
+from nemo2.base.errors import ConfigError
 from nemo2.base.names import check_choice
 from nemo2.data.documents import tokenized, unknown_in
 from nemo2.data.finetuning.completeness import (
@@ -48,7 +49,6 @@ from nemo2.data.finetuning.rendering import RENDERER, Prefix, Rendered
 from nemo2.data.finetuning.sample import Empty, Encoder, Malformed, Sample, strings_in
 from nemo2.data.special_text import Marks, Pieces, special_in
 from nemo2.data.tokenizer import BPETokenizer, Tokenizer, identity_of
-from nemo2.errors import ConfigError
 
 Turns = Literal["all", "last"]
 _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")

@@ -5,11 +5,11 @@ from collections.abc import Iterator
 from itertools import chain, islice
 from typing import Any, Optional
 
+from nemo2.base.errors import DataError
 from nemo2.data.finetuning.encode import EMPTY, BadRecords, Limits, Report, encode_all, nothing_left
 from nemo2.data.finetuning.packing import pack
 from nemo2.data.finetuning.sample import Empty, Encoder, Malformed
 from nemo2.data.finetuning.sources import Source
-from nemo2.errors import DataError
 
 MOST_RECORDS = 20_000
 """Records of a split that are read."""

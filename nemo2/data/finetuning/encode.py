@@ -11,12 +11,12 @@ from typing import Any, Literal, Optional
 
 from nemo2.base.advice import dataset_setting
 from nemo2.base.counts import counted
+from nemo2.base.errors import DataError
 from nemo2.base.names import check_choice
 from nemo2.data.documents import BadInput, OnBadLine
 from nemo2.data.finetuning.fields import not_shown
 from nemo2.data.finetuning.sample import Empty, Encoder, Malformed, Sample
 from nemo2.data.special_text import OnSpecialToken
-from nemo2.errors import DataError
 
 OnTooLong = Literal["truncate", "skip", "fail"]
 _CHUNK = 256

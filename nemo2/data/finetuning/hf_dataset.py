@@ -12,6 +12,7 @@ from typing import Any, Optional, Union
 
 from torch.utils.data import DataLoader, Dataset
 
+from nemo2.base.errors import ConfigError, DataError
 from nemo2.config.capture import configurable
 from nemo2.data.base import SPLITS, arguments_of
 from nemo2.data.documents import BadInput
@@ -25,7 +26,6 @@ from nemo2.data.finetuning.tokens import AnyEncoder
 from nemo2.data.home import datasets_home
 from nemo2.data.sampler import WrappedDataLoader, data_parallel
 from nemo2.data.tokenizer import Tokenizer
-from nemo2.errors import ConfigError, DataError
 
 
 @configurable

@@ -5,6 +5,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Optional, Union
 
+from nemo2.base.errors import DataError
 from nemo2.config.capture import configurable
 from nemo2.data.base import arguments_of
 from nemo2.data.finetuning.base import SampleDataModule
@@ -13,7 +14,6 @@ from nemo2.data.finetuning.packing import PackedSequenceSpecs
 from nemo2.data.finetuning.sample import Encoder
 from nemo2.data.finetuning.sources import RecordFiles, Source
 from nemo2.data.tokenizer import Tokenizer
-from nemo2.errors import DataError
 
 FILES = {"train": "training.jsonl", "validation": "validation.jsonl", "test": "test.jsonl"}
 _SUFFIXES = (".jsonl", ".json", ".csv", ".tsv")

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any, Optional
 
 from nemo2.base.backend.extras import has, why_missing
+from nemo2.base.errors import ConfigError, DataError
 from nemo2.data.documents import RECORD_SUFFIXES, holds_records
 from nemo2.data.finetuning.sources import RecordFiles, Records, Source
 from nemo2.data.hub import asking_hub
-from nemo2.errors import ConfigError, DataError
 
 ALIASES: Mapping[str, Sequence[str]] = {
     "train": ("train", "training"),

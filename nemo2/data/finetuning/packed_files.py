@@ -7,11 +7,11 @@ from typing import Any, Optional, Union
 
 import numpy as np
 
+from nemo2.base.errors import ConfigError
 from nemo2.data.finetuning.module import ChatDataModule, FineTuningDataModule
 from nemo2.data.finetuning.packing import PackedSequenceSpecs as PackedSequenceSpecs
 from nemo2.data.finetuning.sources import RecordFiles, Source
 from nemo2.data.tokenizer import Tokenizer
-from nemo2.errors import ConfigError
 
 _PathLike = Union[str, Path]
 

@@ -14,8 +14,8 @@ from typing import Optional
 import numpy as np
 
 from nemo2.base.counts import counted, is_count
+from nemo2.base.errors import ConfigError, DataError
 from nemo2.config.capture import configurable
-from nemo2.errors import ConfigError, DataError
 
 _log = logging.getLogger(__name__)
 

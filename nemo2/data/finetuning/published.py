@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Optional, Union
 
 import numpy as np
 
+from nemo2.base.errors import ConfigError, DataError
 from nemo2.base.files import replacing
 from nemo2.config.capture import configurable
 from nemo2.data.base import arguments_of
@@ -23,7 +24,6 @@ from nemo2.data.finetuning.module import FILES, FineTuningDataModule
 from nemo2.data.finetuning.packing import PackedSequenceSpecs
 from nemo2.data.home import datasets_home
 from nemo2.data.tokenizer import Tokenizer
-from nemo2.errors import ConfigError, DataError
 
 Splits = Mapping[str, Sequence[Any]]
 _RAW = "raw"

@@ -19,9 +19,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple, Optional, Union
 
+from nemo2.base.errors import ConfigError, SecurityError
 from nemo2.base.helper_signals import IGNORED_SIGNALS
 from nemo2.data.finetuning.sample import Malformed
-from nemo2.errors import ConfigError, SecurityError
 
 _SCRIPT = Path(__file__).with_name("rendering_process.py")
 _PASSED_ON = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "TZ")

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Optional
 
+from nemo2.base.errors import DataError
 from nemo2.data.documents import Malformed as Malformed
-from nemo2.errors import DataError
 
 
 @dataclass(frozen=True)

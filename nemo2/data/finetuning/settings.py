@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Optional, TypeVar, Union
 
+from nemo2.base.errors import ConfigError
 from nemo2.base.names import did_you_mean
 from nemo2.data.documents import OnBadLine
 from nemo2.data.finetuning.chat import ChatEncoder, Turns
@@ -13,7 +14,6 @@ from nemo2.data.finetuning.fields import FieldsEncoder
 from nemo2.data.finetuning.template import Side, TemplateEncoder
 from nemo2.data.special_text import OnSpecialToken
 from nemo2.data.tokenizer import Tokenizer
-from nemo2.errors import ConfigError
 
 T = TypeVar("T")
 

@@ -12,9 +12,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Optional
 
+from nemo2.base.errors import ConfigError, DataError
 from nemo2.base.files import MIB
 from nemo2.data.documents import BadInput, read_records
-from nemo2.errors import ConfigError, DataError
 
 Placed = tuple[str, Any]
 """A record's name in messages, and the record."""

@@ -15,13 +15,13 @@ import numpy as np
 from torch import Tensor
 from torch.utils.data import IterableDataset
 
+from nemo2.base.errors import DataError
 from nemo2.data.batch_sampler import share_of
 from nemo2.data.finetuning.encode import BadRecords, Limits, Report, encode_all
 from nemo2.data.finetuning.packing import pack
 from nemo2.data.finetuning.rows import Arrays, row_of
 from nemo2.data.finetuning.sample import Encoder
 from nemo2.data.finetuning.sources import Source
-from nemo2.errors import DataError
 
 _log = logging.getLogger(__name__)
 BUFFER = 1024

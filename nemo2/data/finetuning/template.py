@@ -14,12 +14,12 @@ from functools import cached_property
 from string import Formatter
 from typing import Any, Literal, Optional
 
+from nemo2.base.errors import ConfigError
 from nemo2.base.names import check_choice
 from nemo2.data.documents import tokenized, unknown_in
 from nemo2.data.finetuning.sample import Empty, Encoder, Malformed, Sample
 from nemo2.data.special_text import Marks, as_plain_text, special_in
 from nemo2.data.tokenizer import Tokenizer, identity_of
-from nemo2.errors import ConfigError
 
 Side = Literal["left", "right"]
 

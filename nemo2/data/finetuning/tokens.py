@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Optional
 
+from nemo2.base.errors import ConfigError
 from nemo2.data.finetuning.dialects import has_messages
 from nemo2.data.finetuning.sample import Empty, Encoder, Malformed, Sample
 from nemo2.data.finetuning.settings import DatasetSettings
 from nemo2.data.tokenizer import Tokenizer
-from nemo2.errors import ConfigError
 
 IGNORED = -100
 """The label that losses ignore, as in transformers and PyTorch."""

@@ -26,9 +26,9 @@ from typing import Any, Literal, Optional
 import fiddle
 from fiddle import daglish
 
+from nemo2.base.errors import ConfigError
 from nemo2.base.import_path import own_folders
 from nemo2.base.names import safe_name
-from nemo2.errors import ConfigError
 from nemo2.launch.kubeflow.pod import RANK_FILES
 from nemo2.launch.rank_files import rank_files
 

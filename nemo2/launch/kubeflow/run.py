@@ -13,7 +13,7 @@ from typing import Any, Optional
 
 import yaml
 
-from nemo2.errors import EXIT_PREEMPTED, ConfigError, Preempted
+from nemo2.base.errors import EXIT_PREEMPTED, ConfigError, Preempted
 from nemo2.launch.failure import RankFailure
 from nemo2.launch.kubeflow.manifest import Form, job_name, own_modules, train_job
 from nemo2.launch.kubeflow.pod import read_termination_message

@@ -12,11 +12,11 @@ from typing import Any, Union
 import fiddle as fdl
 import nemo_run
 
+from nemo2.base.errors import ConfigError
 from nemo2.config.factories import made_by_name
 from nemo2.config.show import diff, format_value
 from nemo2.config.typed_text import WrongType, split_items
 from nemo2.config.values import typed
-from nemo2.errors import ConfigError
 from nemo2.launch.local import split_secrets
 from nemo2.launch.shape import launcher_of
 

@@ -6,9 +6,9 @@ import sys
 from dataclasses import fields
 from typing import Any
 
+from nemo2.base.errors import ConfigError
 from nemo2.config.tree import Config
 from nemo2.config.walk import select
-from nemo2.errors import ConfigError
 
 
 def add_callback(plugin: Any, task: Any, callback: Any, **arguments: Any) -> None:

@@ -9,7 +9,7 @@ from typing import Any, Optional
 import nemo_run
 
 from nemo2.base.counts import require_counts
-from nemo2.errors import ConfigError
+from nemo2.base.errors import ConfigError
 from nemo2.launch.environment import ALLOCATOR, BLACKWELL, EXPANDABLE, HOPPER, launch_variables, ranks_of
 from nemo2.launch.plugins.editing import set_variable
 from nemo2.launch.trusted_files import KERNEL_CACHE

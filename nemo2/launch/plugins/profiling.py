@@ -6,10 +6,10 @@ from typing import Any, Optional
 
 import nemo_run
 
+from nemo2.base.errors import ConfigError
 from nemo2.callbacks.memory_profile import MemoryProfileCallback
 from nemo2.callbacks.nsys import NsysCallback
 from nemo2.callbacks.profiler import PytorchProfilerCallback
-from nemo2.errors import ConfigError
 from nemo2.launch.plugins.editing import add_callback, arguments_of
 
 

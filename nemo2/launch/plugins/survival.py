@@ -9,8 +9,8 @@ import nemo_run
 
 from nemo2.base.backend.extras import has, install
 from nemo2.base.counts import require_counts
+from nemo2.base.errors import ConfigError
 from nemo2.callbacks.fault_tolerance import FaultToleranceCallback
-from nemo2.errors import ConfigError
 from nemo2.launch.plugins.editing import add_callback, set_variable, trainer_of
 from nemo2.mcore.settle.machine import Machine
 from nemo2.training.run_dir.hang import HangWatchdog

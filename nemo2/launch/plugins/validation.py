@@ -8,8 +8,8 @@ from typing import Any
 import nemo_run
 from nemo_run.core.serialization.zlib_json import ZlibJSONSerializer
 
+from nemo2.base.errors import ConfigError
 from nemo2.config.show import diff
-from nemo2.errors import ConfigError
 from nemo2.mcore.settle.machine import Machine
 from nemo2.preflight.checks.facts import read_facts
 from nemo2.preflight.checks.rules.launching import unequal_launch

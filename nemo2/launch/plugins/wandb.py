@@ -10,8 +10,8 @@ from typing import Any
 import fiddle as fdl
 import nemo_run
 
+from nemo2.base.errors import ConfigError
 from nemo2.config.show import plain
-from nemo2.errors import ConfigError
 
 
 @dataclass(kw_only=True)

@@ -11,7 +11,7 @@ from pathlib import Path
 from shlex import quote
 from typing import Any, NamedTuple, Optional
 
-from nemo2.errors import RuntimeFault
+from nemo2.base.errors import RuntimeFault
 from nemo2.launch.slurm import queue
 from nemo2.launch.slurm.job_result import RUN_DIR
 from nemo2.launch.slurm.script import LIVES, STATE

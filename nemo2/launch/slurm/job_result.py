@@ -31,8 +31,8 @@ import traceback
 from pathlib import Path
 from typing import Any, Literal, Optional, get_args
 
+from nemo2.base.errors import CheckpointError, DataError, Preempted, RunFinished
 from nemo2.checkpoint.directory import finished
-from nemo2.errors import CheckpointError, DataError, Preempted, RunFinished
 from nemo2.launch.exit_causes import first_failure
 from nemo2.launch.slurm.script import LIVES, STATE
 from nemo2.training.run_dir.directory import CHECKPOINTS

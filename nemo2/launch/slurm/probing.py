@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import nemo_run
 
-from nemo2.errors import ConfigError, Nemo2Error
+from nemo2.base.errors import ConfigError, Nemo2Error
 from nemo2.launch.slurm import probe, queue
 from nemo2.launch.slurm.script import SCRIPT, Job, job_script
 from nemo2.launch.slurm.settings import ClusterSettings

@@ -10,7 +10,7 @@ import shlex
 from collections.abc import Sequence
 from typing import Optional
 
-from nemo2.errors import ConfigError
+from nemo2.base.errors import ConfigError
 from nemo2.launch.slurm.shell import Shell, output
 
 WAITING = frozenset(

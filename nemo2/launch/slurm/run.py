@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from nemo2.errors import EXIT_PREEMPTED
+from nemo2.base.errors import EXIT_PREEMPTED
 from nemo2.launch.failure import RankFailure
 from nemo2.launch.request import LaunchRequest
 from nemo2.launch.result import RunResult, Status

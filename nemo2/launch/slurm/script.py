@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Optional
 
-from nemo2.errors import ConfigError
+from nemo2.base.errors import ConfigError
 
 Starter = Literal["torchrun", "srun"]
 

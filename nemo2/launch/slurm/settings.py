@@ -4,7 +4,7 @@
 from dataclasses import dataclass
 from typing import Optional
 
-from nemo2.errors import ConfigError
+from nemo2.base.errors import ConfigError
 from nemo2.launch.slurm.ship import CODES, Code
 from nemo2.mcore.settle.machine import Machine
 

@@ -17,8 +17,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from nemo2.base.errors import ConfigError, RuntimeFault
 from nemo2.base.noise import verbose
-from nemo2.errors import ConfigError, RuntimeFault
 
 _log = logging.getLogger(__name__)
 

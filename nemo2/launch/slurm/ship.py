@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, Optional
 
-from nemo2.errors import ConfigError
+from nemo2.base.errors import ConfigError
 
 Code = Literal["tree", "commit", "none"]
 CODES = ("tree", "commit", "none")

@@ -18,8 +18,8 @@ from typing import Any, Optional
 from nemo_run.config import get_nemorun_home
 from nemo_run.core.execution.launcher import FaultTolerance, Launcher, Torchrun
 
+from nemo2.base.errors import ConfigError
 from nemo2.base.import_path import own_folders, path_variables, requested_path, write_hook
-from nemo2.errors import ConfigError
 from nemo2.launch.local import split_secrets
 from nemo2.launch.rank_files import rank_files
 from nemo2.launch.request import LaunchRequest

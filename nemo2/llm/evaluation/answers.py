@@ -15,8 +15,8 @@ from typing import Any, Optional, TypeVar
 from megatron.core import parallel_state
 
 from nemo2.base import ranks
+from nemo2.base.errors import RuntimeFault
 from nemo2.base.files import open_to_write
-from nemo2.errors import RuntimeFault
 
 _T = TypeVar("_T")
 _R = TypeVar("_R")

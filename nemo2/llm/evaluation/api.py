@@ -9,9 +9,9 @@ from typing import Any, Optional
 
 import lightning.pytorch as pl
 
+from nemo2.base.errors import ConfigError, Nemo2Error
 from nemo2.base.files import output_file, text_of, write_file
 from nemo2.config.capture import configurable
-from nemo2.errors import ConfigError, Nemo2Error
 from nemo2.hugging_face.checkpoint import Checkpoint
 from nemo2.llm.evaluation import figures
 from nemo2.llm.evaluation.harness import evaluate_tasks, refuse_counts, refuse_unknown

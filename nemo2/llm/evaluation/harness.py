@@ -22,8 +22,8 @@ from nemo2.base import ranks
 from nemo2.base.advice import advice
 from nemo2.base.backend.extras import install
 from nemo2.base.counts import require_counts
+from nemo2.base.errors import ConfigError
 from nemo2.base.names import did_you_mean
-from nemo2.errors import ConfigError
 from nemo2.llm.evaluation import task_files
 from nemo2.llm.evaluation.answers import Answers
 from nemo2.models.generate import generate

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Optional
 
-from nemo2.errors import ConfigError, DataError
+from nemo2.base.errors import ConfigError, DataError
 from nemo2.llm.evaluation.answers import shared
 from nemo2.models.scoring import Pair, Score, score
 

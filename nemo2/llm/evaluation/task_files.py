@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from nemo2.base.advice import advice
+from nemo2.base.errors import CheckpointError, SecurityError
 from nemo2.checkpoint.foreign_files import read_yaml
-from nemo2.errors import CheckpointError, SecurityError
 
 _RUN_CODE = {
     "class": "lm-eval imports and calls the named class",

@@ -9,7 +9,7 @@ import lightning.pytorch as pl
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
-from nemo2.errors import ConfigError
+from nemo2.base.errors import ConfigError
 from nemo2.mcore.optim.lr_scheduler import LRSchedulerModule
 
 NONFINITE_ADVICE = (

@@ -32,9 +32,9 @@ from typing import TYPE_CHECKING, Any, Optional
 import fiddle as fdl
 import torch
 
+from nemo2.base.errors import ConfigError
 from nemo2.base.names import did_you_mean
 from nemo2.config.capture import configurable
-from nemo2.errors import ConfigError
 from nemo2.mcore.parallel.ddp_config import NOTHING_TO_GATHER_AHEAD
 from nemo2.mcore.precision import MegatronMixedPrecision
 

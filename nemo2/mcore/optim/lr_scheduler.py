@@ -36,9 +36,9 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities import rank_zero_info
 from torch.optim.lr_scheduler import LRScheduler
 
+from nemo2.base.errors import ConfigError
 from nemo2.config.capture import configurable
 from nemo2.config.notices import warn_without_effect
-from nemo2.errors import ConfigError
 
 _DEFAULT_WARMUP_STEPS = 750
 LR_FACTOR = "lr_factor"

@@ -14,8 +14,8 @@ from megatron.core.optimizer.optimizer_config import ParamKey, ParamWithNamePred
 from torch import Tensor
 from torch.nn import Parameter
 
+from nemo2.base.errors import ConfigError
 from nemo2.config.capture import configurable
-from nemo2.errors import ConfigError
 from nemo2.mcore.optim.base import OptimizerModule, ParamCondition, check_lr_mult
 from nemo2.mcore.optim.lr_scheduler import LR_FACTOR, LRSchedulerModule
 

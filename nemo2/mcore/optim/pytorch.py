@@ -10,8 +10,8 @@ from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from nemo2.base.backend.extras import have_te, why_missing
+from nemo2.base.errors import ConfigError
 from nemo2.config.capture import configurable
-from nemo2.errors import ConfigError
 from nemo2.mcore.optim.base import OptimizerModule, ParamCondition, check_lr_mult
 from nemo2.mcore.optim.lr_scheduler import LR_FACTOR, LRSchedulerModule
 

@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn import Parameter
 
 from nemo2.base.backend import get_backend
-from nemo2.errors import ConfigError, RuntimeFault
+from nemo2.base.errors import ConfigError, RuntimeFault
 from nemo2.mcore.optim.base import NONFINITE_ADVICE
 
 _WRAPPED = "_fsdp_wrapped_module."

@@ -9,8 +9,8 @@ ring exchanges for gathers, and ring or pipelined exchanges for reduce-scatters.
 import dataclasses
 from typing import Any, NamedTuple, Optional, Union
 
+from nemo2.base.errors import ConfigError
 from nemo2.base.names import did_you_mean
-from nemo2.errors import ConfigError
 from nemo2.mcore.overlap.tp_overlap_cfg import (
     BulkOverlapCfg,
     PipelineOverlapCfg,

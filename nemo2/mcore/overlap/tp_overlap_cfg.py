@@ -17,9 +17,9 @@ from collections.abc import Mapping
 from typing import Any, Literal, Optional, TypeVar, Union
 
 from nemo2.base.counts import is_count
+from nemo2.base.errors import ConfigError
 from nemo2.base.names import did_you_mean
 from nemo2.config.capture import configurable
-from nemo2.errors import ConfigError
 
 GATHERS = ("qkv_fprop", "fc1_fprop", "proj_dgrad", "fc2_dgrad")
 """GEMMs that wait for an all-gather of their input."""

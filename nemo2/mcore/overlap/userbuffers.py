@@ -16,7 +16,7 @@ from typing import Any, Optional
 
 from torch import nn
 
-from nemo2.errors import ConfigError, DataError
+from nemo2.base.errors import ConfigError, DataError
 from nemo2.mcore.parallel.megatron_parallel import MegatronStep
 
 logger = logging.getLogger(__name__)

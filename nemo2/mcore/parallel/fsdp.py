@@ -21,9 +21,9 @@ from torch.utils.hooks import RemovableHandle
 from nemo2.base import ranks
 from nemo2.base.backend import get_backend
 from nemo2.base.counts import counted
+from nemo2.base.errors import ConfigError
 from nemo2.config.provenance import adjust
 from nemo2.config.requested import explicit_fields
-from nemo2.errors import ConfigError
 from nemo2.mcore.parallel.layout import Layout
 from nemo2.mcore.parallel.stored_names import stored_chunk
 

@@ -13,7 +13,7 @@ from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEm
 from megatron.core.models.common.embeddings.yarn_rotary_pos_embedding import YarnRotaryEmbedding
 from torch.distributed.device_mesh import DeviceMesh
 
-from nemo2.errors import ConfigError
+from nemo2.base.errors import ConfigError
 from nemo2.mcore.parallel.layout import SIZE_FIELDS, Layout
 
 _initialized: Optional[tuple[Any, dict[str, Any]]] = None

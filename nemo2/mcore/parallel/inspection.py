@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from nemo2.base import ranks
+from nemo2.base.errors import ConfigError
 from nemo2.base.names import did_you_mean
-from nemo2.errors import ConfigError
 from nemo2.mcore.parallel.transform import full_parameter_names
 
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Optional, Union
 
 from nemo2.base.counts import count_problems, counted
+from nemo2.base.errors import ConfigError
 from nemo2.config.aliases import NOT_HERE, register_elsewhere
-from nemo2.errors import ConfigError
 
 
 class Size(NamedTuple):

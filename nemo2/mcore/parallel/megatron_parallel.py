@@ -39,8 +39,8 @@ from torch.distributed.fsdp import FullyShardedDataParallel as TorchFSDP
 from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 
 from nemo2.base.backend import get_backend
+from nemo2.base.errors import ConfigError
 from nemo2.base.names import listed
-from nemo2.errors import ConfigError
 from nemo2.mcore.parallel.cuda_graphs import building_stream, kind_of
 from nemo2.mcore.parallel.forms import reduction_of, with_model
 from nemo2.mcore.parallel.hooks import CallbackConnector

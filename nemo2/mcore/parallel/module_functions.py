@@ -12,7 +12,7 @@ from typing import Any, Self, TypeVar
 
 from torch import nn
 
-from nemo2.errors import ConfigError
+from nemo2.base.errors import ConfigError
 
 _Module = TypeVar("_Module", bound=nn.Module)
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from megatron.core.pipeline_parallel.utils import AbstractSchedulePlan
 
-from nemo2.errors import ConfigError
+from nemo2.base.errors import ConfigError
 
 
 def schedule_plan(core: Any, forward_step: Callable[[Any], Any], batch: Any) -> AbstractSchedulePlan:

@@ -25,7 +25,7 @@ from megatron.core import parallel_state
 from megatron.core.transformer.module import MegatronModule
 from torch import nn
 
-from nemo2.errors import ConfigError
+from nemo2.base.errors import ConfigError
 from nemo2.mcore.parallel.plain_chunk import PlainChunk
 
 Transform = Callable[..., nn.Module]

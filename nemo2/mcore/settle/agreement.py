@@ -3,9 +3,9 @@
 
 from typing import Any, Optional
 
+from nemo2.base.errors import ConfigError
 from nemo2.config.provenance import adjust
 from nemo2.config.requested import explicit_fields
-from nemo2.errors import ConfigError
 
 
 def length_problem(config: Any, data: Any) -> Optional[str]:

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Optional
 
 from nemo2.base.backend.extras import ANY_VERSION, version_of
+from nemo2.base.errors import ConfigError
 from nemo2.base.gpus import DEFAULT, GPU, GPUS_PER_NODE, model_of, parse_gpus
-from nemo2.errors import ConfigError
 
 HERE = "this machine"
 

@@ -20,10 +20,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple, Optional
 
+from nemo2.base.errors import ConfigError
 from nemo2.config.derivations import Condition, Conflict, Derivation, Row, Setting, Text, always, apply
 from nemo2.config.provenance import adjust, is_same
 from nemo2.config.requested import explicit_values, where_set
-from nemo2.errors import ConfigError
 from nemo2.mcore.overlap.tp_switches import SWITCHES, contradictions, left_out, switches_of, unswitchable
 from nemo2.mcore.overlap.userbuffer_limits import without_buffers
 from nemo2.mcore.parallel.layout import Layout

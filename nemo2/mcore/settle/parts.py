@@ -18,9 +18,9 @@ import fiddle as fdl
 
 from nemo2.base.backend.extras import has
 from nemo2.base.backend.te_version import megatron_finds
+from nemo2.base.errors import ConfigError
 from nemo2.config.factories import missing_arguments
 from nemo2.config.walk import class_of
-from nemo2.errors import ConfigError
 from nemo2.mcore.settle.machine import Machine
 
 RULE_OF = {

@@ -18,9 +18,9 @@ import fiddle as fdl
 from megatron.core.transformer.transformer_config import TransformerConfig
 
 from nemo2.base.backend.te_version import megatron_finds
+from nemo2.base.errors import ConfigError
 from nemo2.config.derivations import apply
 from nemo2.config.provenance import Step, adjust_to, adjusting, adjustments
-from nemo2.errors import ConfigError
 from nemo2.mcore.parallel.cuda_graphs import kind_of
 from nemo2.mcore.parallel.layout import Layout
 from nemo2.mcore.precision import MegatronMixedPrecision

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 from packaging.version import Version
 
+from nemo2.base.errors import ConfigError
 from nemo2.config.requested import at
-from nemo2.errors import ConfigError
 from nemo2.mcore.parallel.cuda_graphs import kind_of, modules_of
 
 

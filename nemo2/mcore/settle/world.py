@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Optional
 
 from nemo2.base.advice import advice
-from nemo2.errors import ConfigError
+from nemo2.base.errors import ConfigError
 from nemo2.mcore.settle.machine import Machine
 
 MOST_DEVICES, MOST_NODES = 1024, 131_072

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Optional
 
-from nemo2.errors import ConfigError
+from nemo2.base.errors import ConfigError
 from nemo2.mcore.parallel.norm_names import module_of_key
 from nemo2.models.conversion import tables
 from nemo2.models.conversion.nearest import nearest_family, suggested_architecture

@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from nemo2.base.errors import ConfigError
 from nemo2.base.names import did_you_mean, listed, shortened
-from nemo2.errors import ConfigError
 from nemo2.models.conversion.settings import text_config
 from nemo2.models.conversion.table import Conversion
 

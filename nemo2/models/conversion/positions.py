@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Optional
 
-from nemo2.errors import ConfigError
+from nemo2.base.errors import ConfigError
 from nemo2.models.conversion.settings import NEEDED, Config, refusal
 from nemo2.models.rotary import DynamicNTK, LongRope, Stretching, Yarn
 

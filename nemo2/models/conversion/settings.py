@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from megatron.core.transformer.utils import is_layer_window_attention
 
 from nemo2.base.backend.compilation import as_megatron_has_it
-from nemo2.errors import ConfigError
+from nemo2.base.errors import ConfigError
 from nemo2.models.walker import expert_layers
 
 Config = Mapping[str, Any]

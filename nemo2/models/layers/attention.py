@@ -32,7 +32,7 @@ from megatron.core.transformer.utils import is_layer_window_attention, make_shar
 from torch import Tensor
 
 from nemo2.base.backend import get_backend
-from nemo2.errors import ConfigError
+from nemo2.base.errors import ConfigError
 from nemo2.models.layers.attend import attend
 from nemo2.models.layers.attention_rule import AttentionRule
 from nemo2.models.layers.chunks import Span, by_rank, check_divisible, chunks_of, gather_in_order, in_order

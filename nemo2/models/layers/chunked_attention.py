@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from megatron.core.packed_seq_params import PackedSeqParams
 from torch import Tensor, nn
 
-from nemo2.errors import ConfigError
+from nemo2.base.errors import ConfigError
 
 
 def attend_in_chunks(core_attention: nn.Module, chunk: int) -> None:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from nemo2.errors import DataError
+from nemo2.base.errors import DataError
 
 Span = tuple[int, int]
 

@@ -23,7 +23,7 @@ from megatron.core.transformer import ModuleSpec, TransformerLayerSubmodules
 from torch import Tensor, nn
 
 from nemo2.base.backend import get_backend
-from nemo2.errors import ConfigError
+from nemo2.base.errors import ConfigError
 from nemo2.models.layers.norm import TorchNorm
 from nemo2.models.layers.recurrent import Projections, RecurrentMixer
 from nemo2.models.layers.spec import _replacements, exchanged

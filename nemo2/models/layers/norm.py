@@ -20,7 +20,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 
 from nemo2.base.backend import get_backend
-from nemo2.errors import ConfigError
+from nemo2.base.errors import ConfigError
 
 
 class TorchNorm(torch.nn.Module):

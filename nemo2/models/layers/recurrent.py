@@ -13,7 +13,7 @@ from megatron.core.transformer.spec_utils import build_module
 from megatron.core.transformer.utils import make_sharded_tensors_for_checkpoint
 from torch import Tensor, nn
 
-from nemo2.errors import ConfigError
+from nemo2.base.errors import ConfigError
 
 
 @dataclasses.dataclass

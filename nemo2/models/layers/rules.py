@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from typing import Any, Optional
 
 from nemo2.base.backend.extras import why_missing
-from nemo2.errors import ConfigError
+from nemo2.base.errors import ConfigError
 
 CP_COMM_TYPES = ("all_gather", "p2p", "a2a")
 

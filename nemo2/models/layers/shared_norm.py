@@ -11,7 +11,7 @@ from typing import Any, Optional
 from megatron.core.transformer import ModuleSpec
 from torch import Tensor, nn
 
-from nemo2.errors import ConfigError
+from nemo2.base.errors import ConfigError
 from nemo2.mcore.parallel.cuda_graphs import modules_of
 from nemo2.models.layers.norm import UnbiasedNorm
 from nemo2.models.layers.spec import changed_layer_spec

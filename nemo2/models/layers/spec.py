@@ -26,7 +26,7 @@ from megatron.core.transformer.transformer_layer import get_transformer_layer_of
 
 from nemo2.base.backend import get_backend
 from nemo2.base.backend.extras import have_te
-from nemo2.errors import ConfigError
+from nemo2.base.errors import ConfigError
 from nemo2.models.layers.attention import SDPAttention
 from nemo2.models.layers.norm import KeyNormOverHeads, QueryNormOverHeads, TorchNorm
 from nemo2.models.layers.notices import say_once

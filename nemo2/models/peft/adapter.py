@@ -13,7 +13,7 @@ from megatron.core.tensor_parallel import mappings
 from megatron.core.transformer.utils import sharded_state_dict_default
 from torch import Tensor, nn
 
-from nemo2.errors import ConfigError
+from nemo2.base.errors import ConfigError
 from nemo2.mcore.parallel.transform import forget_transform
 from nemo2.models.layers.attend import wide
 from nemo2.models.peft.placement import Placement, placement_of

@@ -7,8 +7,8 @@ from typing import Any, Optional
 import torch
 from torch import Tensor, nn
 
+from nemo2.base.errors import ConfigError
 from nemo2.config.capture import configurable
-from nemo2.errors import ConfigError
 from nemo2.models.peft.adapter import LowRank, prepare, required_placement
 from nemo2.models.peft.lora import LoRA, is_meant
 from nemo2.models.peft.placement import Placement

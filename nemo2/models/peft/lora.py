@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from nemo2.base.counts import is_count
+from nemo2.base.errors import ConfigError
 from nemo2.base.names import did_you_mean
 from nemo2.config.capture import configurable
-from nemo2.errors import ConfigError
 from nemo2.mcore.parallel.norm_names import module_of_key
 from nemo2.models.peft.adapter import (
     INIT_METHODS,

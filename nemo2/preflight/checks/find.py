@@ -8,8 +8,8 @@ from dataclasses import replace
 from typing import Any, Optional
 
 from nemo2.base.counts import counted
+from nemo2.base.errors import ConfigError, Nemo2Error
 from nemo2.config.tree import Partial, described_now
-from nemo2.errors import ConfigError, Nemo2Error
 from nemo2.mcore.parallel.layout import Layout
 from nemo2.mcore.settle.machine import Machine
 from nemo2.preflight.checks.facts import Facts, read_facts

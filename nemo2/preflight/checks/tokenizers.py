@@ -11,9 +11,9 @@ from typing import Any
 
 import fiddle as fdl
 
+from nemo2.base.errors import ConfigError, Nemo2Error
 from nemo2.checkpoint.paths import HUGGING_FACE, missing
 from nemo2.data.tokenizer_files import FIELDS, files_of
-from nemo2.errors import ConfigError, Nemo2Error
 from nemo2.mcore.settle.agreement import share_tokenizer
 from nemo2.preflight.checks.facts import Facts
 

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any, Optional
 
 import nemo2
+from nemo2.base.errors import ConfigError
 from nemo2.base.names import did_you_mean
 from nemo2.config.aliases import aliases_of, parameter_names
 from nemo2.config.provenance import record_of
 from nemo2.config.show import format_value
 from nemo2.config.tree import alias_owner
 from nemo2.config.walk import iterate_nodes, who_set
-from nemo2.errors import ConfigError
 from nemo2.mcore.overlap.presets import preset, preset_names
 from nemo2.mcore.overlap.tp_overlap_cfg import TransformerLayerTPOverlapCfg
 from nemo2.mcore.settle.run_settings import overlap_callbacks

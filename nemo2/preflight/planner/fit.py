@@ -19,12 +19,12 @@ from typing import Any, Optional
 import fiddle as fdl
 
 from nemo2.base.backend.extras import version_of
+from nemo2.base.errors import CheckpointError, ConfigError, RuntimeFault
 from nemo2.base.files import replacing
 from nemo2.base.gpus import DEFAULT, GPU, HEADROOM, gpu
 from nemo2.base.place import OF_A_RANK
 from nemo2.config.serialize import to_json
 from nemo2.data.home import nemo_home
-from nemo2.errors import CheckpointError, ConfigError, RuntimeFault
 from nemo2.mcore.settle import Machine, on
 from nemo2.mcore.settle.parts import node_at
 from nemo2.preflight.planner.memory import predict_memory

@@ -13,7 +13,7 @@ The best interval is near sqrt(2 S M) (J. W. Young, 1974). This module minimizes
 import dataclasses
 import math
 
-from nemo2.errors import ConfigError
+from nemo2.base.errors import ConfigError
 
 LLAMA3_INTERRUPTIONS = 419
 """Unexpected interruptions of Llama 3 405B in `LLAMA3_DAYS` on `LLAMA3_GPUS` H100s (arXiv 2407.21783, section 3.3.4)."""

@@ -5,8 +5,8 @@ import dataclasses
 from typing import Any, Optional
 
 from nemo2.base.advice import advice
+from nemo2.base.errors import ConfigError
 from nemo2.base.gpus import DEFAULT, GPU, HEADROOM, gpu
-from nemo2.errors import ConfigError
 from nemo2.mcore.settle import Machine, on
 from nemo2.models.shape import ModelShape
 from nemo2.preflight.planner.error_band import Band, band

@@ -5,9 +5,9 @@ settle on."""
 from dataclasses import dataclass
 from typing import Any, Optional
 
+from nemo2.base.errors import ConfigError
 from nemo2.base.gpus import GPU
 from nemo2.config.walk import class_of
-from nemo2.errors import ConfigError
 from nemo2.mcore.parallel.cuda_graphs import kind_of
 from nemo2.mcore.settle.machine import Machine
 from nemo2.models.parts import LatentAttention

@@ -17,9 +17,9 @@ from typing import Any, NamedTuple, Optional
 
 from nemo2.base.advice import advice
 from nemo2.base.counts import counted
+from nemo2.base.errors import ConfigError
 from nemo2.config import apply_overrides
 from nemo2.config.walk import class_of
-from nemo2.errors import ConfigError
 from nemo2.mcore.parallel.layout import Layout
 from nemo2.models.shape import ModelShape
 from nemo2.preflight.checks.arithmetic import divisors_of

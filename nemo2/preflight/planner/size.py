@@ -5,8 +5,8 @@ import dataclasses
 from typing import Any, NamedTuple, Optional
 
 from nemo2.base.columns import short_count
+from nemo2.base.errors import ConfigError
 from nemo2.base.gpus import DEFAULT, gpu
-from nemo2.errors import ConfigError
 from nemo2.mcore.settle.machine import Machine
 from nemo2.models.conversion.families import modules_with_weights
 from nemo2.models.peft.lora import LoRA

@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from nemo2.base.advice import advice
+from nemo2.base.errors import ConfigError
 from nemo2.base.gpus import DEFAULT, GPU, HEADROOM
-from nemo2.errors import ConfigError
 from nemo2.mcore.parallel.cuda_graphs import kind_of
 from nemo2.mcore.parallel.layout import SIZE_FIELDS, Layout
 from nemo2.mcore.settle import Machine, on, world_of

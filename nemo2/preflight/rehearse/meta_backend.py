@@ -17,7 +17,7 @@ from nemo2.base.backend import chosen, cpu_patches
 from nemo2.base.backend.base import Override
 from nemo2.base.backend.cpu import CpuBackend
 from nemo2.base.backend.patching import Patch, Patcher
-from nemo2.errors import RuntimeFault
+from nemo2.base.errors import RuntimeFault
 from nemo2.preflight.rehearse.silent_group import BACKEND
 
 META = torch.device("meta")

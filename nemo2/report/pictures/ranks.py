@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Optional
 
+from nemo2.base.errors import ConfigError
 from nemo2.config.walk import class_of
-from nemo2.errors import ConfigError
 from nemo2.mcore.parallel.layout import SIZES, Layout
 
 Groups = tuple[tuple[int, ...], ...]

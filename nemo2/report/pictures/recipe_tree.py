@@ -6,9 +6,9 @@ from typing import Any
 
 import fiddle as fdl
 
+from nemo2.base.errors import ConfigError
 from nemo2.base.files import write_file
 from nemo2.config.show import Branch, effective_children, holds_configs, qualified_name, shown_value, tree
-from nemo2.errors import ConfigError
 from nemo2.report.pictures.page import figure, page
 from nemo2.report.pictures.svg import Canvas, standalone, text_width
 

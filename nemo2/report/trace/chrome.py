@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from nemo2.errors import DataError
+from nemo2.base.errors import DataError
 from nemo2.report.trace.events import COMPUTE, Interval, RankTrace, Span, difference, kernel_kind, union
 
 CATEGORY = "nemo2_communication"

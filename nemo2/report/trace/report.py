@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from nemo2.base.columns import columns
-from nemo2.errors import DataError
+from nemo2.base.errors import DataError
 from nemo2.report.pictures.page import figure, page, paragraph, section, table
 from nemo2.report.pictures.svg import COLOURS, Canvas, legend, nice_ticks, tick_text
 from nemo2.report.trace.chrome import read_trace

@@ -9,8 +9,8 @@ import yaml
 from lightning.pytorch.callbacks import Callback
 
 from nemo2.base import ranks
+from nemo2.base.errors import CheckpointError, Preempted, RuntimeFault
 from nemo2.checkpoint.directory import read_manifest
-from nemo2.errors import CheckpointError, Preempted, RuntimeFault
 from nemo2.training.run_dir.directory import RunDirectory, refuse_another_run, writing_to
 from nemo2.training.run_dir.effective import effective_config
 from nemo2.training.run_dir.faults import record_fault

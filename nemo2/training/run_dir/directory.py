@@ -20,13 +20,13 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, Optional
 
+from nemo2.base.errors import ConfigError, Nemo2Error
 from nemo2.base.names import safe_name
 from nemo2.base.place import LAUNCH_VARIABLE, Place, here
 from nemo2.checkpoint.directory import finished, leftovers, unusable
 from nemo2.checkpoint.leftovers import clean_up, publish_written
 from nemo2.checkpoint.lineage import another_run, own_finished, run_from, run_of
 from nemo2.checkpoint.lock import DirectoryLock
-from nemo2.errors import ConfigError, Nemo2Error
 from nemo2.training.run_dir.records import METRICS_FILE, OWN_FILES
 
 DEFAULT_BASE = "nemo_experiments"

@@ -16,8 +16,16 @@ from pathlib import Path
 from types import TracebackType
 from typing import Optional
 
+from nemo2.base.errors import (
+    EXIT_PREEMPTED,
+    LOST_PEER,
+    ON_ANOTHER_RANK,
+    Nemo2Error,
+    Preempted,
+    RuntimeFault,
+    SaveFailed,
+)
 from nemo2.base.place import here
-from nemo2.errors import EXIT_PREEMPTED, LOST_PEER, ON_ANOTHER_RANK, Nemo2Error, Preempted, RuntimeFault, SaveFailed
 from nemo2.training.run_dir.environment import redact_text
 from nemo2.training.run_dir.hang_diagnosis import describe, read_stacks
 

@@ -14,10 +14,10 @@ from typing import Any, Optional
 
 import lightning.pytorch as pl
 
+from nemo2.base.errors import ConfigError
 from nemo2.base.files import open_to_write
 from nemo2.base.place import here
 from nemo2.config.capture import configurable
-from nemo2.errors import ConfigError
 from nemo2.training.run_dir.faults import FAULT_DIR_VARIABLE
 from nemo2.training.run_dir.hang_diagnosis import Heartbeat, mark_stopped, position_of, read_stacks
 from nemo2.training.run_dir.kill_timer import KillTimer

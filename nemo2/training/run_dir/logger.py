@@ -13,9 +13,9 @@ from typing import Any, Optional
 from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.loggers import Logger, TensorBoardLogger
 
+from nemo2.base.errors import ConfigError
 from nemo2.checkpoint.leftovers import publish_written
 from nemo2.config.capture import configurable
-from nemo2.errors import ConfigError
 from nemo2.training.run_dir.callback import RunDirectoryCallback
 from nemo2.training.run_dir.directory import (
     RUN_DIR_FILE_VARIABLE,

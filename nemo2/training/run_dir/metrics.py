@@ -18,9 +18,9 @@ from typing import Any, Optional
 from lightning.fabric.utilities.rank_zero import rank_zero_only
 from lightning.pytorch.loggers.logger import Logger
 
+from nemo2.base.errors import RuntimeFault
 from nemo2.base.files import open_to_write
 from nemo2.checkpoint.writer_process import persistently
-from nemo2.errors import RuntimeFault
 from nemo2.training.run_dir.records import METRICS_FILE, note_resumption, read_metrics, to_line, truncate_metrics
 
 __all__ = ["METRICS_FILE", "JSONLLogger", "read_metrics", "truncate_metrics"]

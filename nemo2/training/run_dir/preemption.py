@@ -12,11 +12,11 @@ import torch
 
 from nemo2.base import ranks
 from nemo2.base.advice import again
+from nemo2.base.errors import ConfigError, Preempted
 from nemo2.base.names import did_you_mean
 from nemo2.base.place import here
 from nemo2.checkpoint.model_checkpoint import ModelCheckpoint, ends_now
 from nemo2.config.capture import configurable
-from nemo2.errors import ConfigError, Preempted
 from nemo2.training.run_dir.faults import record_fault
 
 _log = logging.getLogger(__name__)

@@ -11,8 +11,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from nemo2.base.errors import DataError
 from nemo2.base.files import open_to_write, replacing
-from nemo2.errors import DataError
 
 RECIPE_FILE = "recipe.json"
 RECIPE_VARIABLE = "NEMO2_RECIPE_FILE"

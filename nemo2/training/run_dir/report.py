@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any, Optional
 
 from nemo2.base.columns import byte_size, short_count
+from nemo2.base.errors import CheckpointError, DataError
 from nemo2.base.files import write_file
 from nemo2.checkpoint.directory import finished
 from nemo2.checkpoint.foreign_files import read_json, read_yaml
-from nemo2.errors import CheckpointError, DataError
 from nemo2.mcore.parallel.layout import LAYOUT_FIELDS
 from nemo2.report.pictures.charts import WIDTH, Mark, Series, line_chart
 from nemo2.report.pictures.page import cards, details, figures, fitting, listing, note, page, pairs, section, table

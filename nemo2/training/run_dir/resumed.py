@@ -10,8 +10,8 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities.rank_zero import rank_zero_info  # pyright: ignore[reportPrivateImportUsage]
 
 from nemo2.base.advice import new_name
+from nemo2.base.errors import CheckpointError
 from nemo2.checkpoint.changes import changes_since, unfit_message
-from nemo2.errors import CheckpointError
 from nemo2.training.run_dir.records import CHANGES_FILE, write_text
 
 _log = logging.getLogger(__name__)

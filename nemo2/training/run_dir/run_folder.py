@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Optional
 
+from nemo2.base.errors import DataError
 from nemo2.checkpoint.directory import Manifest, finished
 from nemo2.checkpoint.foreign_files import read_yaml
-from nemo2.errors import DataError
 from nemo2.report.pictures.charts import Series, line_chart
 from nemo2.report.pictures.svg import standalone
 from nemo2.training.run_dir.effective import planned_steps

@@ -39,6 +39,7 @@ from nemo2.base.advice import advice
 from nemo2.base.backend import get_backend
 from nemo2.base.backend.attention_variables import attention_chosen_anew
 from nemo2.base.backend.base import Backend
+from nemo2.base.errors import CheckpointError, ConfigError, DataError, RuntimeFault
 from nemo2.base.place import here
 from nemo2.checkpoint.auto_resume import RestoreConfig
 from nemo2.checkpoint.context import inputs_of, release_of, settings_of, write_context
@@ -49,7 +50,6 @@ from nemo2.checkpoint.paths import missing
 from nemo2.config.notices import announce_machine_settings
 from nemo2.data.batch_sampler import EvalBatchSampler
 from nemo2.data.workers import outliving_signals
-from nemo2.errors import CheckpointError, ConfigError, DataError, RuntimeFault
 from nemo2.mcore.optim.base import OptimizerModule
 from nemo2.mcore.optim.lr_scheduler import set_last_rates
 from nemo2.mcore.optim.megatron import MegatronOptimizer

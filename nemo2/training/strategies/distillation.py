@@ -23,11 +23,11 @@ from megatron.core.model_parallel_config import ModelParallelConfig
 from torch import Tensor
 
 from nemo2.base import ranks
+from nemo2.base.errors import ConfigError
 from nemo2.base.names import did_you_mean
 from nemo2.checkpoint.foreign_files import read_yaml
 from nemo2.config.capture import configurable
 from nemo2.config.walk import class_of
-from nemo2.errors import ConfigError
 from nemo2.hugging_face.checkpoint import Checkpoint
 from nemo2.mcore.parallel.distillation import TeacherLogits, cross_entropy, distillation_loss
 from nemo2.mcore.parallel.megatron_parallel import MegatronParallel, MegatronStep

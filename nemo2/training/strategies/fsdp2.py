@@ -20,11 +20,11 @@ from torch.distributed.fsdp import (
 )
 
 from nemo2.base.counts import count_problems, counted
+from nemo2.base.errors import ConfigError
 from nemo2.checkpoint.auto_resume import RestoreConfig
 from nemo2.checkpoint.forms.form import Part
 from nemo2.config.capture import configurable
 from nemo2.config.notices import announce_machine_settings
-from nemo2.errors import ConfigError
 from nemo2.mcore.parallel.layout import Layout
 from nemo2.mcore.parallel.sharded_chunk import blocks_of, sharding_mesh
 from nemo2.mcore.parallel.tensor_plan import parallel_styles, plan_of

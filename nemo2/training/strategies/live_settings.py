@@ -11,11 +11,11 @@ import inspect
 from collections.abc import Mapping
 from typing import Any
 
+from nemo2.base.errors import ConfigError
 from nemo2.config.aliases import parameter_names
 from nemo2.config.capture import captured_arguments, is_being_made, recapture, unknown_name
 from nemo2.config.dtypes import read_dtype
 from nemo2.config.provenance import note_explicit_fields
-from nemo2.errors import ConfigError
 from nemo2.mcore.parallel.layout import LAYOUT_FIELDS, Layout, ParallelismConfig
 from nemo2.training.strategies.megatron_config import strictness_of
 

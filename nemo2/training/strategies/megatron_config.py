@@ -6,12 +6,12 @@ from typing import Any, Optional, Union
 
 from megatron.core.dist_checkpointing.validation import StrictHandling
 
+from nemo2.base.errors import ConfigError
 from nemo2.base.names import did_you_mean
 from nemo2.config.aliases import register_gone, register_text_form
 from nemo2.config.provenance import adjust
 from nemo2.config.requested import explicit_fields
 from nemo2.config.tree import Config
-from nemo2.errors import ConfigError
 from nemo2.mcore.parallel.ddp_config import DistributedDataParallelConfig
 
 _OPTIMIZER_STATE = "ckpt_load_optimizer and ckpt_save_optimizer control whether checkpoints contain optimizer state"

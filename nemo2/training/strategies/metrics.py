@@ -10,8 +10,8 @@ from typing import Any, Optional
 from megatron.core import Timers
 
 from nemo2.base import ranks
+from nemo2.base.errors import RuntimeFault
 from nemo2.data.batch_sampler import StepBatchSampler
-from nemo2.errors import RuntimeFault
 from nemo2.mcore.optim.base import NONFINITE_ADVICE
 
 _log = logging.getLogger(__name__)

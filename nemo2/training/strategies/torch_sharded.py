@@ -19,6 +19,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import nn
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel, MixedPrecisionPolicy
 
+from nemo2.base.errors import ConfigError
 from nemo2.checkpoint.forms.dtensors import DTensorForm
 from nemo2.checkpoint.forms.form import Part
 from nemo2.checkpoint.torch_io import torch_checkpoint_io
@@ -26,7 +27,6 @@ from nemo2.config.derivations import apply
 from nemo2.config.notices import announce_machine_settings
 from nemo2.config.provenance import adjust_to
 from nemo2.config.requested import at
-from nemo2.errors import ConfigError
 from nemo2.mcore.optim.sharded import ShardedOptimizer
 from nemo2.mcore.parallel.cuda_graphs import kind_of
 from nemo2.mcore.parallel.layout import Layout, ParallelismConfig

@@ -5,8 +5,8 @@ import os
 
 import pytest
 
+from nemo2.base.errors import ConfigError
 from nemo2.base.files import replacing
-from nemo2.errors import ConfigError
 
 
 def test_the_file_has_the_whole_new_contents_or_its_old_ones(tmp_path):

@@ -3,8 +3,8 @@ from typing import Any
 
 import pytest
 
+from nemo2.base.errors import ConfigError
 from nemo2.base.gpus import GENERATIONS, GIB, NAMES, gpu, model_of, parse_gpus
-from nemo2.errors import ConfigError
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 import pytest
 
+from nemo2.base.errors import ConfigError, Nemo2Error, UnknownNameError
 from nemo2.base.names import ABBREVIATIONS, MAX_NAME_BYTES, did_you_mean, nearest, safe_name
-from nemo2.errors import ConfigError, Nemo2Error, UnknownNameError
 from nemo2.mcore.parallel.layout import LAYOUT_FIELDS
 
 KNOWN = ["tensor_model_parallel_size", "sequence_parallel", "max_steps", "lr", "pipeline_dtype", "dim"]

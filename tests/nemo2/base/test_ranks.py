@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from nemo2.base import ranks
-from nemo2.errors import CheckpointError, ConfigError, DataError
+from nemo2.base.errors import CheckpointError, ConfigError, DataError
 
 
 def exchanged() -> dict[str, Any]:

@@ -10,10 +10,10 @@ from unittest import mock
 
 import pytest
 
+from nemo2.base.errors import CheckpointError, RunFinished
 from nemo2.base.noise import send_to
 from nemo2.checkpoint.auto_resume import AutoResume, RestoreConfig
 from nemo2.checkpoint.lineage import begin
-from nemo2.errors import CheckpointError, RunFinished
 from support import small_runs
 from support.saved_checkpoints import saved
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from nemo2.base.errors import CheckpointError, DataError
 from nemo2.checkpoint import changes
-from nemo2.errors import CheckpointError, DataError
 from support import small_runs
 from support.saved_checkpoints import saved
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from nemo2.base.errors import CheckpointError, SecurityError
 from nemo2.checkpoint.auto_resume import AutoResume, RestoreConfig
 from nemo2.checkpoint.context import load_context, write_context
 from nemo2.data.tokenizer import ByteTokenizer, NullTokenizer
-from nemo2.errors import CheckpointError, SecurityError
 from support import small_chats, small_runs
 
 

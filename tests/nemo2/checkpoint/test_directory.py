@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from nemo2.base.errors import CheckpointError
 from nemo2.checkpoint import directory
 from nemo2.checkpoint.directory import (
     changed,
@@ -20,7 +21,6 @@ from nemo2.checkpoint.directory import (
     unusable,
 )
 from nemo2.checkpoint.leftovers import clean_up
-from nemo2.errors import CheckpointError
 from support.saved_checkpoints import manifest, saved, written
 
 

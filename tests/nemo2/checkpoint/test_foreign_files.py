@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch.distributed.checkpoint import FileSystemReader, save
 
+from nemo2.base.errors import CheckpointError, ConfigError, SecurityError
 from nemo2.base.files import UnusableFile, open_to_write, read_bounded, why_not_inside
 from nemo2.checkpoint.context import load_context
 from nemo2.checkpoint.directory import Manifest, changed, finished, problems, publish, read_manifest, sha256
@@ -20,7 +21,6 @@ from nemo2.checkpoint.io import MegatronCheckpointIO
 from nemo2.checkpoint.lock import DirectoryLock
 from nemo2.checkpoint.nemo_context import describe, load_nemo_model
 from nemo2.checkpoint.untrusted import data_only, read_metadata
-from nemo2.errors import CheckpointError, ConfigError, SecurityError
 from nemo2.hugging_face.identify import identify
 from nemo2.training.run_dir.directory import create_directory
 from nemo2.training.run_dir.log_files import add_log_file, remove_log_file

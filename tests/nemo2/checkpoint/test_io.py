@@ -150,8 +150,8 @@ def failing_loads(directory: str, damages: list[str]) -> dict[str, str]:
     """The answer to each damage of a good checkpoint."""
     from unittest import mock
 
+    from nemo2.base.errors import CheckpointError
     from nemo2.checkpoint import io
-    from nemo2.errors import CheckpointError
 
     small_runs.fit(small_runs.build_llama(), max_steps=1, callbacks=[keeping(directory, every_n_train_steps=1)])
     answers = {}
@@ -234,9 +234,9 @@ def with_slow_hashes(directory: str) -> tuple[str, list[str]]:
 
     import torch
 
+    from nemo2.base.errors import CheckpointError
     from nemo2.checkpoint import directory as files
     from nemo2.checkpoint import reading
-    from nemo2.errors import CheckpointError
 
     done: list[str] = []
     sha256, read = files.sha256, reading._read_into
@@ -272,8 +272,8 @@ def unreadable_on_one_rank(directory: str) -> str:
 
     import torch
 
+    from nemo2.base.errors import CheckpointError
     from nemo2.checkpoint import reading
-    from nemo2.errors import CheckpointError
 
     def failing(*args: Any) -> None:
         raise OSError(5, "Input/output error")
@@ -291,7 +291,7 @@ def test_a_rank_that_cannot_read_is_an_error_on_all_and_no_wait(run_on_ranks, tm
 
 
 def into_another_model(directory: str) -> str:
-    from nemo2.errors import CheckpointError
+    from nemo2.base.errors import CheckpointError
 
     small_runs.fit(small_runs.build_llama(), max_steps=1, callbacks=[keeping(directory, every_n_train_steps=1)])
     with pytest.raises(CheckpointError) as caught:
@@ -310,7 +310,7 @@ def test_a_checkpoint_of_another_model_is_refused_with_what_to_look_at(run_on_ra
 
 
 def save_into(directory: str, *, async_save: bool) -> str:
-    from nemo2.errors import CheckpointError
+    from nemo2.base.errors import CheckpointError
 
     with pytest.raises(CheckpointError) as caught:
         small_runs.fit(
@@ -339,7 +339,7 @@ def failing_writer(directory: str) -> tuple[str, list[str]]:
     import torch
     from megatron.core.dist_checkpointing.strategies import filesystem_async
 
-    from nemo2.errors import CheckpointError
+    from nemo2.base.errors import CheckpointError
 
     original = filesystem_async._write_item
 
@@ -378,8 +378,8 @@ def beyond_a_limit_on_one_rank(directory: str) -> str:
 
     import torch
 
+    from nemo2.base.errors import SaveFailed
     from nemo2.checkpoint import writing
-    from nemo2.errors import SaveFailed
 
     original = writing.WatchedSaveStrategy.write_files
 
@@ -413,8 +413,8 @@ def on_a_disk_of_its_own(directory: str, async_save: bool) -> tuple[str, list[st
 
     import torch
 
+    from nemo2.base.errors import CheckpointError
     from nemo2.checkpoint import io
-    from nemo2.errors import CheckpointError
 
     original = io._size
 
@@ -446,8 +446,8 @@ def shards_that_nobody_reports(directory: str) -> tuple[str, list[str]]:
 
     import torch
 
+    from nemo2.base.errors import CheckpointError
     from nemo2.checkpoint import io
-    from nemo2.errors import CheckpointError
 
     original = io._written
 
@@ -501,7 +501,7 @@ def fallen_back(directory: str, sharded: bool) -> dict[str, Any]:
     import torch
 
     import nemo2 as nl
-    from nemo2.errors import CheckpointError
+    from nemo2.base.errors import CheckpointError
 
     def fit(*, fall_back: bool = False, **options: Any) -> list[float]:
         small_runs.release()

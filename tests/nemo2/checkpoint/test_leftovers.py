@@ -15,6 +15,7 @@ from unittest import mock
 
 import pytest
 
+from nemo2.base.errors import CheckpointError
 from nemo2.checkpoint import directory as directories
 from nemo2.checkpoint.directory import (
     Manifest,
@@ -26,7 +27,6 @@ from nemo2.checkpoint.directory import (
     write_manifest,
 )
 from nemo2.checkpoint.leftovers import clean_up, publish_if_written, publish_written
-from nemo2.errors import CheckpointError
 from support import small_runs
 from support.ranks import RankFailed
 from tests.nemo2.checkpoint.test_directory import calls_of, killed_at

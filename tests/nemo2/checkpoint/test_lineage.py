@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from nemo2.base.errors import CheckpointError
 from nemo2.checkpoint.directory import read_manifest
 from nemo2.checkpoint.lineage import begin, own_finished, run_of
-from nemo2.errors import CheckpointError
 from support.saved_checkpoints import saved
 
 

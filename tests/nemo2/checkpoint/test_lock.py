@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from nemo2.base.errors import CheckpointError, RuntimeFault
 from nemo2.base.place import LAUNCH_VARIABLE
 from nemo2.checkpoint.lock import DirectoryLock, holds
-from nemo2.errors import CheckpointError, RuntimeFault
 
 
 def holder(directory: Path) -> int:

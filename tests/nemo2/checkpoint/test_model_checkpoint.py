@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 
+from nemo2.base.errors import CheckpointError, ConfigError
 from nemo2.checkpoint.directory import finished
 from nemo2.checkpoint.model_checkpoint import ModelCheckpoint
-from nemo2.errors import CheckpointError, ConfigError
 from support import small_runs
 from support.saved_checkpoints import saved
 

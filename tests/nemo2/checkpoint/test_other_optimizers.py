@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import nemo2 as nl
-from nemo2.errors import CheckpointError
+from nemo2.base.errors import CheckpointError
 from nemo2.mcore.optim.base import OptimizerModule
 from nemo2.mcore.optim.pytorch import PytorchOptimizerModule
 from support import small_runs

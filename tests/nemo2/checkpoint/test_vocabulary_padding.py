@@ -72,7 +72,7 @@ def test_rows_and_their_moments_survive_another_padding_there_and_back(run_on_ra
 
 
 def another_vocabulary(directory: str) -> dict[str, Any]:
-    from nemo2.errors import CheckpointError
+    from nemo2.base.errors import CheckpointError
 
     class Told(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:

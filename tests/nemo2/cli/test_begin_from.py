@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from nemo2.errors import ConfigError, Nemo2Error
+from nemo2.base.errors import ConfigError, Nemo2Error
 from support import odd_folders
 
 

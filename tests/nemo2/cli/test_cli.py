@@ -11,11 +11,11 @@ import pytest
 
 from nemo2 import recipes
 from nemo2.base.columns import short_count
+from nemo2.base.errors import ConfigError, RuntimeFault
 from nemo2.cli.adapter import described
 from nemo2.cli.app import VERBS
 from nemo2.cli.recipe_list import layout_text, matches
 from nemo2.config import from_json
-from nemo2.errors import ConfigError, RuntimeFault
 from nemo2.launch import RunResult
 from nemo2.llm.api import validate
 from nemo2.mcore.parallel.layout import Layout

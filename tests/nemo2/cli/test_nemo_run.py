@@ -13,8 +13,8 @@ import nemo_run
 import pytest
 
 from nemo2 import llm
+from nemo2.base.errors import ConfigError
 from nemo2.cli.nemo_run import COMMANDS, HonestRunContext
-from nemo2.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parents[3]
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from nemo2 import recipes
+from nemo2.base.errors import ConfigError
 from nemo2.cli import diff
 from nemo2.cli.adapter import described
 from nemo2.cli.app import VERBS
@@ -18,7 +19,6 @@ from nemo2.cli.flags import number_of
 from nemo2.cli.recipe_list import has_layout, row, row_of_tree, within
 from nemo2.cli.sources import name_of_run, recipe_tree
 from nemo2.config import to_json
-from nemo2.errors import ConfigError
 from nemo2.recipes import _own
 
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
+from nemo2.base.errors import ConfigError
 from nemo2.base.place import here
 from nemo2.cli.trackers import add_trackers, tracker_called, variables_for
 from nemo2.config import Config, apply_overrides
 from nemo2.config.walk import class_of
-from nemo2.errors import ConfigError
 from nemo2.recipes import llama_tiny
 from nemo2.training.run_dir import trackers
 from nemo2.training.run_dir.directory import RunDirectory

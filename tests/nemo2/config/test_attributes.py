@@ -8,7 +8,7 @@ import pytest
 
 import nemo2 as nl
 from nemo2 import callbacks, llm
-from nemo2.errors import UnknownNameError
+from nemo2.base.errors import UnknownNameError
 
 SETTINGS: list[tuple[Any, str, str]] = [
     (nl.AutoResume(), "resume_if_exist", "resume_if_exists"),

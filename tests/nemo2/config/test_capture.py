@@ -9,6 +9,7 @@ import sys
 import pytest
 import torch
 
+from nemo2.base.errors import ConfigError, UnknownNameError
 from nemo2.config.capture import (
     aliases_of,
     captured_arguments,
@@ -18,7 +19,6 @@ from nemo2.config.capture import (
     made_at,
     register_aliases,
 )
-from nemo2.errors import ConfigError, UnknownNameError
 from support.config_samples import DDP, BigModel, Callback, LoudCallback, Strategy, Trainer, train
 
 

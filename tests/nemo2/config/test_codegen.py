@@ -13,10 +13,10 @@ import pytest
 import torch
 
 from nemo2 import recipes
+from nemo2.base.errors import ConfigError
 from nemo2.config import Config, Partial
 from nemo2.config.codegen import function_source, run_function, same_tree
 from nemo2.config.edits import edits_source
-from nemo2.errors import ConfigError
 from support.config_samples import DDP, BigModel, Callback, Mode, Model, Options, Strategy, recipe, train
 from support.nightly import daily_and_nightly
 

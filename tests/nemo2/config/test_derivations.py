@@ -5,8 +5,8 @@ from typing import Any, Optional
 
 import pytest
 
+from nemo2.base.errors import ConfigError
 from nemo2.config.derivations import Conflict, Derivation, Row, Setting, apply
-from nemo2.errors import ConfigError
 
 
 class Settings:

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from nemo2 import recipes
+from nemo2.base.errors import ConfigError
 from nemo2.config import apply_overrides
-from nemo2.errors import ConfigError
 from nemo2.mcore.settle import Machine, settle
 from nemo2.preflight.checks.find import find
 

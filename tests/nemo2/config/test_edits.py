@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from nemo2 import recipes
+from nemo2.base.errors import ConfigError
 from nemo2.config import Config, Partial
 from nemo2.config.codegen import run_function, same_tree
 from nemo2.config.edits import describe, edits, edits_source
-from nemo2.errors import ConfigError
 from support.config_samples import DDP, BigModel, Callback, LoudCallback, Mode, Model, Options, recipe, write_result
 from support.nightly import daily_and_nightly
 

@@ -9,12 +9,12 @@ import pytest
 
 import nemo2 as nl
 from nemo2 import llm
+from nemo2.base.errors import ConfigError
 from nemo2.config import Partial, apply_overrides, flatten, who_set
 from nemo2.config.factories import factory_names, made_by_name
 from nemo2.config.overrides import COMMAND_LINE
 from nemo2.config.typed_text import part_classes
 from nemo2.config.values import describe, typed
-from nemo2.errors import ConfigError
 from nemo2.mcore.optim.base import OptimizerModule
 from nemo2.mcore.optim.lr_scheduler import CosineAnnealingScheduler
 from nemo2.mcore.optim.megatron import MegatronOptimizerModule

@@ -7,9 +7,9 @@ import fiddle as fdl
 import pytest
 import torch
 
+from nemo2.base.errors import ConfigError
 from nemo2.config import Config, select, who_set
 from nemo2.config.tree import as_config
-from nemo2.errors import ConfigError
 from support.config_samples import (
     DDP,
     BigModel,

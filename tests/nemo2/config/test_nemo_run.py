@@ -11,8 +11,8 @@ import nemo_run as run
 import pytest
 import torch
 
+from nemo2.base.errors import ConfigError
 from nemo2.config import Config, Partial
-from nemo2.errors import ConfigError
 from support.config_samples import DDP, BigModel, Callback, Plain, Strategy, recipe, write_result
 
 

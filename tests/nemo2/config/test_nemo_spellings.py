@@ -8,8 +8,8 @@ import pytest
 
 import nemo2 as nl
 from nemo2 import llm
+from nemo2.base.errors import ConfigError
 from nemo2.config import Config
-from nemo2.errors import ConfigError
 from nemo2.mcore.optim.distributed_fused_adam import distributed_fused_adam
 from nemo2.mcore.parallel.hooks import CallbackConnector
 

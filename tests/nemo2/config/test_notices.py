@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 import nemo2 as nl
+from nemo2.base.errors import ConfigError
 from nemo2.checkpoint.io import MegatronCheckpointIO
 from nemo2.config import notices
-from nemo2.errors import ConfigError
 from nemo2.llm.api import generate
 from nemo2.llm.serving import deploy
 from nemo2.mcore.optim.lr_scheduler import PolynomialDecayAnnealingScheduler

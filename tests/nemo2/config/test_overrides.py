@@ -12,12 +12,12 @@ from nemo_run import Config as RunConfig
 from torch.distributed.fsdp import CPUOffload, CPUOffloadPolicy, MixedPrecisionPolicy
 
 from nemo2 import llm
+from nemo2.base.errors import ConfigError
 from nemo2.config import Config, apply_overrides, from_json, to_json, who_set
 from nemo2.config.overrides import COMMAND_LINE
 from nemo2.config.show import flatten
 from nemo2.config.typed_text import Text, WrongType
 from nemo2.config.values import describe, typed
-from nemo2.errors import ConfigError
 from support.config_samples import Callback, Mode, recipe
 
 

@@ -16,9 +16,9 @@ from megatron.core.transformer.spec_utils import ModuleSpec, build_module, impor
 from megatron.core.transformer.transformer_layer import TransformerLayer, TransformerLayerSubmodules
 
 from nemo2 import llm
+from nemo2.base.errors import ConfigError, SecurityError
 from nemo2.config import Config, Partial, from_json, to_json
 from nemo2.data.tokenizer import AutoTokenizer
-from nemo2.errors import ConfigError, SecurityError
 
 
 def layers(spec):

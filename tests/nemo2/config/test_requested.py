@@ -7,11 +7,11 @@ from typing import Optional
 import fiddle as fdl
 import pytest
 
+from nemo2.base.errors import ConfigError
 from nemo2.config import Config
 from nemo2.config.capture import configurable
 from nemo2.config.provenance import adjust
 from nemo2.config.requested import refuse_silent_changes, silent_changes
-from nemo2.errors import ConfigError
 
 
 @dataclasses.dataclass

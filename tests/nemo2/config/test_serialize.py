@@ -14,8 +14,8 @@ import pytest
 import torch
 from fiddle._src.experimental import serialization
 
+from nemo2.base.errors import ConfigError, SecurityError
 from nemo2.config import Config, check_serialisable, from_json, to_json
-from nemo2.errors import ConfigError, SecurityError
 from support.config_samples import Callback, Options, Plain, recipe
 
 SAMPLES = ["support.config_samples"]

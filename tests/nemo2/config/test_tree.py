@@ -10,9 +10,9 @@ import nemo_run as run
 import pytest
 from fiddle import diffing
 
+from nemo2.base.errors import ConfigError, UnknownNameError
 from nemo2.config import Config, Partial, select, who_set
 from nemo2.config.located import recorded_at
-from nemo2.errors import ConfigError, UnknownNameError
 from support.config_samples import (
     DDP,
     BigModel,

@@ -10,9 +10,9 @@ import pytest
 from lightning.pytorch import Callback
 
 from nemo2 import llm, recipes
+from nemo2.base.errors import ConfigError
 from nemo2.config import Config
 from nemo2.config.value_types import misfits, type_hints
-from nemo2.errors import ConfigError
 from nemo2.launch import launch
 from nemo2.preflight.checks import find_problems
 

@@ -10,9 +10,9 @@ import torch
 import yaml
 
 from nemo2 import recipes
+from nemo2.base.errors import ConfigError, SecurityError
 from nemo2.config import Config, Partial, flatten, from_yaml, to_json, to_yaml, who_set
 from nemo2.config.yaml_form import apply_form, read
-from nemo2.errors import ConfigError, SecurityError
 from support.config_samples import Callback, Mode, Options, Plain, recipe
 
 SAMPLES = ["support.config_samples"]

@@ -5,9 +5,9 @@ import itertools
 
 import pytest
 
+from nemo2.base.errors import ConfigError, DataError
 from nemo2.data.batch_sampler import EvalBatchSampler, StepBatchSampler
 from nemo2.data.batch_size import BatchSizeSchedule
-from nemo2.errors import ConfigError, DataError
 from support.small_corpora import megatron_batch_size
 
 RAMP = [4, 4, 40]  # 4, 8, 12 and 16 samples a step

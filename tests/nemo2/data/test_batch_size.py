@@ -4,8 +4,8 @@
 import pytest
 from megatron.core import num_microbatches_calculator as calculator
 
+from nemo2.base.errors import ConfigError
 from nemo2.data.batch_size import BatchSizeSchedule, setup_microbatch_calculator
-from nemo2.errors import ConfigError
 from support.small_corpora import megatron_batch_size
 
 # (global batch, [start, increment, samples]): even, uneven thirds, levels shorter than a step, more levels than samples

@@ -7,8 +7,8 @@ import pytest
 from megatron.core.datasets.blended_megatron_dataset_config import parse_and_normalize_split
 from megatron.core.datasets.utils import get_blend_from_list
 
+from nemo2.base.errors import ConfigError
 from nemo2.data.blend import Blend, parse_paths, parse_split
-from nemo2.errors import ConfigError
 
 
 @pytest.mark.parametrize(

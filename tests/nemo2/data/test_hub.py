@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from nemo2.base.errors import CheckpointError, DataError
 from nemo2.data.hub import asking_hub
-from nemo2.errors import CheckpointError, DataError
 
 constants = pytest.importorskip("huggingface_hub.constants")
 

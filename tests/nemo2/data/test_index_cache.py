@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from nemo2.base.errors import DataError
 from nemo2.data.index_cache import DamagedIndex, guarded, private_directory
-from nemo2.errors import DataError
 from support.small_corpora import corpus, first_samples
 
 

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from megatron.core.datasets.indexed_dataset import IndexedDataset, IndexedDatasetBuilder
 
+from nemo2.base.errors import DataError
 from nemo2.data import indexed
 from nemo2.data.indexed import check_token_ids, open_token_file
-from nemo2.errors import DataError
 
 LENGTHS = [5, 1, 8, 3]
 COUNTS_AT, LENGTHS_AT = 18, 34

@@ -6,9 +6,9 @@ import socket
 import pytest
 import torch
 
+from nemo2.base.errors import ConfigError
 from nemo2.data.mock import MockDataModule
 from nemo2.data.tokenizer import NullTokenizer
-from nemo2.errors import ConfigError
 
 
 def make(**kwargs):

@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 from megatron.core.datasets.indexed_dataset import IndexedDataset
 
+from nemo2.base.errors import ConfigError, DataError, OutputExists
 from nemo2.data.bpe import train_bpe
 from nemo2.data.documents import find_files
 from nemo2.data.prepare import prepare_data
 from nemo2.data.stdlib import prepare_demo_data, python_stdlib_corpus
 from nemo2.data.token_files import read_sidecar
 from nemo2.data.tokenizer import BPETokenizer, ByteTokenizer
-from nemo2.errors import ConfigError, DataError, OutputExists
 from support.small_chats import StrictTokenizer
 
 BYTES = ByteTokenizer()

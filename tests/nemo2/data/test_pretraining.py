@@ -11,10 +11,10 @@ from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegat
 from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
 from megatron.core.datasets.indexed_dataset import IndexedDataset
 
+from nemo2.base.errors import ConfigError, DataError
 from nemo2.data.megatron_datasets import TokenReader
 from nemo2.data.pretraining import PreTrainingDataModule
 from nemo2.data.tokenizer import BPETokenizer, ByteTokenizer, NullTokenizer
-from nemo2.errors import ConfigError, DataError
 from support.small_corpora import SEQ, VOCAB, corpus, datasets, first_samples, module, trainer
 
 

@@ -8,8 +8,8 @@ import torch
 from megatron.core import num_microbatches_calculator as calculator
 from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, Sampler, SequentialSampler
 
+from nemo2.base.errors import ConfigError
 from nemo2.data.sampler import MegatronDataSampler, WrappedDataLoader
-from nemo2.errors import ConfigError
 
 
 class Numbers(Dataset):

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
+from nemo2.base.errors import ConfigError, DataError
 from nemo2.data import SentencePieceTokenizer, get_nmt_tokenizer, get_tokenizer
 from nemo2.data.tokenizer_files import files_of
-from nemo2.errors import ConfigError, DataError
 
 FOLDER = Path(__file__).parent / "sentencepiece"
 EXPECTED: dict[str, Any] = json.loads((FOLDER / "expected.json").read_text(encoding="utf-8"))

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
+from nemo2.base.errors import ConfigError
 from nemo2.data.finetuning.chat import ChatEncoder
 from nemo2.data.finetuning.sample import Malformed
 from nemo2.data.finetuning.template import TemplateEncoder
 from nemo2.data.prepare import prepare_data
 from nemo2.data.tokenizer import AutoTokenizer, BPETokenizer, Tokenizer
-from nemo2.errors import ConfigError
 from support import small_chats
 
 SPOKEN = "Write <|im_end|> and <|im_start|>, then stop."

@@ -9,6 +9,7 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
+from nemo2.base.errors import ConfigError, DataError
 from nemo2.data.bpe import train_bpe
 from nemo2.data.tokenizer import (
     AutoTokenizer,
@@ -19,7 +20,6 @@ from nemo2.data.tokenizer import (
     Tokenizer,
     identity_of,
 )
-from nemo2.errors import ConfigError, DataError
 
 TEXT = "def total(values):\n    return sum(values)  # naïve – 数 🙂\n"
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from nemo2.base.errors import ConfigError
 from nemo2.config import Config
-from nemo2.errors import ConfigError
 
 nl: Any = import_module("nemo2")  # by its text: NeMo's paths aren't in the stubs
 llm: Any = import_module("nemo2.llm")

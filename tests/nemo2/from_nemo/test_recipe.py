@@ -19,12 +19,12 @@ from typer.testing import CliRunner
 
 import nemo2 as nl
 from nemo2 import llm
+from nemo2.base.errors import CheckpointError, SecurityError
 from nemo2.callbacks import MegatronCommOverlapCallback, TimingCallback
 from nemo2.checkpoint.foreign_files import MOST_VALUES
 from nemo2.cli.app import app
 from nemo2.config.reading import from_json
 from nemo2.data import AutoTokenizer
-from nemo2.errors import CheckpointError, SecurityError
 from nemo2.from_nemo.recipe import recipe_of
 
 _CLASSES = {

@@ -14,9 +14,9 @@ from megatron.core.optimizer import OptimizerConfig
 from typer.testing import CliRunner
 
 from nemo2 import llm
+from nemo2.base.errors import ConfigError
 from nemo2.callbacks import JitConfig
 from nemo2.cli.app import app
-from nemo2.errors import ConfigError
 from nemo2.from_nemo import names as nemo_names
 from nemo2.from_nemo.names import REASONS_OF_MODULES
 from nemo2.from_nemo.script import translated

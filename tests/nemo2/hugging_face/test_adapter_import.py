@@ -11,10 +11,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
+from nemo2.base.errors import CheckpointError, ConfigError, Nemo2Error
 from nemo2.checkpoint.context import load_context
 from nemo2.checkpoint.directory import read_manifest
 from nemo2.cli.app import app
-from nemo2.errors import CheckpointError, ConfigError, Nemo2Error
 from nemo2.hugging_face.adapter_import import import_adapter
 from nemo2.hugging_face.adapters import export_adapter
 from nemo2.hugging_face.api import import_ckpt

@@ -14,9 +14,9 @@ from typer.testing import CliRunner
 
 import nemo2 as nl
 from nemo2 import llm
+from nemo2.base.errors import CheckpointError, ConfigError, OutputExists, SecurityError
 from nemo2.checkpoint.context import load_context
 from nemo2.cli.app import app
-from nemo2.errors import CheckpointError, ConfigError, OutputExists, SecurityError
 from nemo2.hugging_face.checkpoint import Checkpoint
 from nemo2.hugging_face.identify import identify
 from support import resharding

@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from nemo2 import llm
-from nemo2.errors import CheckpointError, ConfigError, OutputExists, SecurityError
+from nemo2.base.errors import CheckpointError, ConfigError, OutputExists, SecurityError
 from nemo2.hugging_face.exporting import export_weights
 from support.released_models import import_release
 

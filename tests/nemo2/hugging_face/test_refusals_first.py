@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from nemo2 import llm
-from nemo2.errors import CheckpointError
+from nemo2.base.errors import CheckpointError
 from nemo2.hugging_face.adapter_import import import_adapter
 from nemo2.hugging_face.adapters import export_adapter
 from nemo2.hugging_face.api import Connector

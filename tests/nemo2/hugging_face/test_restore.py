@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 
+from nemo2.base.errors import CheckpointError, ConfigError
 from nemo2.checkpoint.context import load_context
 from nemo2.checkpoint.paths import folder_of
 from nemo2.checkpoint.pieces import Piece
-from nemo2.errors import CheckpointError, ConfigError
 from nemo2.hugging_face.released import open_released
 from nemo2.hugging_face.restore import fill
 from nemo2.preflight.checks.earlier import weights_of_another_shape

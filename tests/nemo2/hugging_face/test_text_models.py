@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from nemo2.errors import ConfigError
+from nemo2.base.errors import ConfigError
 from support import hf_parity as parity
 from support.hf_models import ROWS
 from support.resharding import whole_tensors

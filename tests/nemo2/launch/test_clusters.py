@@ -6,7 +6,7 @@ import stat
 import nemo_run
 import pytest
 
-from nemo2.errors import ConfigError
+from nemo2.base.errors import ConfigError
 from nemo2.launch import launch
 from nemo2.launch.announce import print_start
 from nemo2.launch.clusters import KINDS, profiles, resolve_executor, user_file

@@ -20,8 +20,8 @@ import psutil
 import pytest
 from nemo_run.core.serialization.zlib_json import ZlibJSONSerializer
 
+from nemo2.base.errors import ConfigError, Preempted, RuntimeFault
 from nemo2.config import Config, Partial
-from nemo2.errors import ConfigError, Preempted, RuntimeFault
 from nemo2.launch import RankFailure, launch
 from nemo2.launch.exit_causes import rank_exits
 from nemo2.launch.experiment import prepare_executor

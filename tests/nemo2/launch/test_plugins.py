@@ -14,6 +14,7 @@ from fiddle._src.experimental import dataclasses as fdl_dc
 from nemo_run.core.serialization.zlib_json import ZlibJSONSerializer
 
 from nemo2 import plugins
+from nemo2.base.errors import ConfigError
 from nemo2.callbacks import (
     FaultToleranceCallback,
     HangWatchdog,
@@ -24,7 +25,6 @@ from nemo2.callbacks import (
 )
 from nemo2.config import Config
 from nemo2.config.walk import select
-from nemo2.errors import ConfigError
 from nemo2.launch import RankFailure, launch, run
 from nemo2.launch.plugins.apply import apply_plugins, build_plugins, split_plugins
 from nemo2.launch.slurm.script import job_script
@@ -241,7 +241,7 @@ import os, signal, time
 from pathlib import Path
 import lightning.pytorch as pl
 from nemo2.config.capture import configurable
-from nemo2.errors import ConfigError
+from nemo2.base.errors import ConfigError
 
 
 @configurable

@@ -18,9 +18,9 @@ from pathlib import Path
 import nemo_run
 import pytest
 
+from nemo2.base.errors import ConfigError, RuntimeFault
 from nemo2.checkpoint.directory import Manifest, write_manifest
 from nemo2.config import Config, Partial
-from nemo2.errors import ConfigError, RuntimeFault
 from nemo2.launch import RankFailure, launch
 from nemo2.launch.rank import end_with_a_later_life
 from nemo2.launch.request import LaunchRequest
@@ -613,7 +613,7 @@ def work(place: str):
 
 
 def stops_twice(place: str):
-    from nemo2.errors import Preempted
+    from nemo2.base.errors import Preempted
     from nemo2.training.run_dir.faults import record_fault
 
     lives = len(list(Path(os.environ["NEMO2_LIFE"]).parent.iterdir()))
@@ -625,7 +625,7 @@ def stops_twice(place: str):
 
 
 def wrong(place: str):
-    from nemo2.errors import ConfigError
+    from nemo2.base.errors import ConfigError
 
     raise ConfigError("a=1 is not 2")
 '''

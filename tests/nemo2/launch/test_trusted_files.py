@@ -9,8 +9,8 @@ from pathlib import Path
 import nemo_run
 import pytest
 
+from nemo2.base.errors import SecurityError
 from nemo2.cli.nemo_run import refuse_untrusted_workspace
-from nemo2.errors import SecurityError
 from nemo2.launch import trusted_files
 from nemo2.launch.clusters import profiles, resolve_executor, user_file
 from nemo2.launch.slurm.submission import Submission, submissions

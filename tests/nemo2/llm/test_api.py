@@ -26,7 +26,7 @@ def parts(directory: str, *, max_steps: int, resume: Any = None, **config: Any) 
 
 def trained(directory: str) -> dict[str, Any]:
     """Two steps, a restart under the same name up to four, a validation of the result, and the errors on the way."""
-    from nemo2.errors import CheckpointError, ConfigError
+    from nemo2.base.errors import CheckpointError, ConfigError
     from nemo2.llm import api
 
     found: dict[str, Any] = {}
@@ -60,8 +60,8 @@ def trained(directory: str) -> dict[str, Any]:
 
 def in_the_directory_of_another(directory: str) -> list[tuple[str, bool]]:
     """The errors of new runs in a run's directory, and whether they left all of its files as they were."""
+    from nemo2.base.errors import CheckpointError
     from nemo2.checkpoint.auto_resume import AutoResume, RestoreConfig
-    from nemo2.errors import CheckpointError
     from nemo2.llm import api
 
     first = Path(str(api.pretrain(**parts(directory, max_steps=2))))
@@ -151,7 +151,7 @@ def test_a_run_that_saves_nothing_says_so_unless_that_is_asked_for(caplog):
 def test_tokenizers_are_shared_as_asked():
     import types
 
-    from nemo2.errors import ConfigError
+    from nemo2.base.errors import ConfigError
     from nemo2.mcore.settle.agreement import share_tokenizer
 
     model, data = types.SimpleNamespace(tokenizer="m"), types.SimpleNamespace(tokenizer="d")
@@ -176,7 +176,7 @@ def refused(arguments: dict[str, Any], model: dict[str, Any]) -> tuple[str, bool
     """The answer to building and starting a run with these strategy arguments, and whether ranks had met."""
     import torch
 
-    from nemo2.errors import ConfigError
+    from nemo2.base.errors import ConfigError
 
     small_runs.quiet()
     with pytest.raises(ConfigError) as caught:
@@ -210,7 +210,7 @@ def test_what_cannot_run_is_refused_before_ranks_meet(run_on_ranks):
 
 
 def wrong_world() -> str:
-    from nemo2.errors import ConfigError
+    from nemo2.base.errors import ConfigError
 
     small_runs.quiet()
     with pytest.raises(ConfigError) as caught:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from nemo2 import llm
-from nemo2.errors import CheckpointError, ConfigError, Nemo2Error
+from nemo2.base.errors import CheckpointError, ConfigError, Nemo2Error
 from support import small_chats, small_runs
 from support.described_models import described
 

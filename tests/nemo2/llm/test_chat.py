@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 import torch
 
+from nemo2.base.errors import ConfigError
 from nemo2.data.finetuning.chat import ChatEncoder
-from nemo2.errors import ConfigError
 from nemo2.llm.chat import Conversation, save
 from nemo2.llm.inference import GenerationOptions
 from support import answering_runs, small_chats

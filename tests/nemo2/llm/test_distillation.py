@@ -8,7 +8,7 @@ import lightning.pytorch as pl
 import pytest
 import torch
 
-from nemo2.errors import ConfigError
+from nemo2.base.errors import ConfigError
 from support import small_runs
 from support.described_models import described
 from support.nightly import each_case

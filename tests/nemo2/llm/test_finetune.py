@@ -44,7 +44,7 @@ def run(directory: str, *, kind: str = "LoRA", **options: Any) -> dict[str, Any]
 
 
 def refusal(adapters: str, target: str) -> str:
-    from nemo2.errors import Nemo2Error
+    from nemo2.base.errors import Nemo2Error
     from nemo2.llm import peft
 
     with pytest.raises(Nemo2Error) as error:

@@ -6,8 +6,8 @@ import pytest
 from torch import nn
 
 import nemo2 as nl
+from nemo2.base.errors import CheckpointError, ConfigError
 from nemo2.config.tree import as_config
-from nemo2.errors import CheckpointError, ConfigError
 from support import small_runs
 
 

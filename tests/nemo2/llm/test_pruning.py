@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from nemo2.errors import ConfigError, OutputExists
+from nemo2.base.errors import ConfigError, OutputExists
 from support import answering_runs, small_runs
 
 SIZES = {"num_layers": 3, "num_query_groups": 2}

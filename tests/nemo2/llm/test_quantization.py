@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from nemo2 import llm
-from nemo2.errors import ConfigError, OutputExists
+from nemo2.base.errors import ConfigError, OutputExists
 
 
 def test_without_modelopt_it_is_told_how_to_get_it_and_what_to_run_instead(monkeypatch):

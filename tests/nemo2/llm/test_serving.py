@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from nemo2.errors import CheckpointError, ConfigError
+from nemo2.base.errors import CheckpointError, ConfigError
 from support import answering_runs
 
 

@@ -14,8 +14,8 @@ import pytest
 import torch
 from megatron.core.optimizer import OptimizerConfig
 
+from nemo2.base.errors import ConfigError
 from nemo2.base.gpus import parse_gpus
-from nemo2.errors import ConfigError
 from nemo2.mcore import precision
 from nemo2.mcore.precision import MegatronMixedPrecision
 from nemo2.mcore.settle import Machine, settle

@@ -12,8 +12,8 @@ from lightning.pytorch.plugins.precision import MixedPrecision, Precision
 from megatron.core.distributed import DistributedDataParallelConfig
 from megatron.core.optimizer import OptimizerConfig
 
+from nemo2.base.errors import ConfigError
 from nemo2.config.provenance import adjustments, note_explicit_fields
-from nemo2.errors import ConfigError
 from nemo2.mcore.precision import MegatronMixedPrecision
 from nemo2.mcore.settle.machine import Machine
 from nemo2.models.llama import LlamaConfig

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from nemo2.errors import ConfigError
+from nemo2.base.errors import ConfigError
 from nemo2.models.flops import model_flops_per_step, model_flops_per_token
 from nemo2.models.llama import Llama3Config8B, Llama31Config405B
 from nemo2.models.parts import Mixer

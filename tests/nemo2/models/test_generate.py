@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from nemo2.errors import ConfigError
+from nemo2.base.errors import ConfigError
 from nemo2.models.generate import generate
 from nemo2.models.sampling import Sampling
 from support import small_runs

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import torch
 
+from nemo2.base.errors import ConfigError, DataError
 from nemo2.config import notices
 from nemo2.config.provenance import adjustments, record_of
-from nemo2.errors import ConfigError, DataError
 from nemo2.models import gpt_step
 from nemo2.models.gpt import GPTConfig, GPTModel, get_vocab_size
 from nemo2.models.gpt_step import check_token_ids

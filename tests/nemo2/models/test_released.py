@@ -14,7 +14,7 @@ from megatron.core.transformer.moe.router import TopKRouter
 from transformers import DeepseekV2Config as Published
 from transformers import LlamaConfig
 
-from nemo2.errors import ConfigError
+from nemo2.base.errors import ConfigError
 from nemo2.models.deepseek import DeepSeekV2Config, DeepSeekV3Config
 from nemo2.models.llama4 import Llama4Experts16Config, Llama4Experts128Config
 from nemo2.models.rotary import scale_rotary_frequencies

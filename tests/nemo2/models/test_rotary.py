@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from nemo2.errors import ConfigError
+from nemo2.base.errors import ConfigError
 from nemo2.models.conversion.families import conversion_for, conversion_of
 from nemo2.models.llama import Llama31Config8B, LlamaConfig
 from nemo2.models.rotary import DynamicNTK, LongRope, Yarn, scale_rotary_frequencies

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from nemo2.errors import ConfigError, DataError
+from nemo2.base.errors import ConfigError, DataError
 from nemo2.llm.evaluation.perplexity import _windows, perplexity_of
 from support import hf_parity as parity
 from support.hf_models import ROWS, VOCABULARY

@@ -10,7 +10,7 @@ import pytest
 from megatron.core.ssm import gated_delta_net
 from megatron.core.ssm import mamba_hybrid_layer_allocation as allocation
 
-from nemo2.errors import ConfigError
+from nemo2.base.errors import ConfigError
 from nemo2.models.hybrid_pattern import hybrid_pattern, pattern_problems
 from nemo2.models.parts import Attention, Experts, Mixer
 from nemo2.models.walker import shape_of

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import nemo2 as nl
-from nemo2.errors import ConfigError
+from nemo2.base.errors import ConfigError
 from nemo2.training.fabric import to_fabric
 from support import small_runs
 from support.nightly import each_case

@@ -7,7 +7,7 @@ import pytest
 import torch
 from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 
-from nemo2.errors import ConfigError
+from nemo2.base.errors import ConfigError
 from nemo2.mcore.precision import MegatronMixedPrecision
 from nemo2.training.strategy import MegatronStrategy
 from nemo2.training.trainer import Trainer, check_devices

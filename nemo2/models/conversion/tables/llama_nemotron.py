@@ -6,7 +6,7 @@ import json
 from dataclasses import replace
 from typing import Any
 
-from nemo2.errors import ConfigError
+from nemo2.base.errors import ConfigError
 from nemo2.models.conversion.decoder import BIASES, attention, decoder, gated_feed_forward, unbiased
 from nemo2.models.conversion.positions import parameters_of, positions, rope_fields, rope_of, scaled
 from nemo2.models.conversion.settings import Config, decoder_fields, read, refusal, said, without, written

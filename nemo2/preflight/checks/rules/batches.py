@@ -4,8 +4,8 @@
 from collections.abc import Iterator
 
 from nemo2.base.counts import counted, is_count
+from nemo2.base.errors import ConfigError
 from nemo2.data.batch_size import BatchSizeSchedule
-from nemo2.errors import ConfigError
 from nemo2.preflight.checks.facts import Facts
 from nemo2.preflight.checks.rule import Topic
 

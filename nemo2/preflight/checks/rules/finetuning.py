@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from nemo2.base.advice import advice
-from nemo2.errors import ConfigError, Nemo2Error
+from nemo2.base.errors import ConfigError, Nemo2Error
 from nemo2.mcore.parallel.cuda_graphs import kind_of
 from nemo2.preflight.checks.facts import Facts
 from nemo2.preflight.checks.rule import Topic

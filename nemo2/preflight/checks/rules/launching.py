@@ -8,10 +8,10 @@ from typing import Any, Optional
 
 from nemo2.base.advice import advice
 from nemo2.base.counts import counted, is_count
+from nemo2.base.errors import ConfigError, Nemo2Error
 from nemo2.base.names import safe_name
 from nemo2.base.place import usable_cores
 from nemo2.checkpoint.paths import HUGGING_FACE, missing
-from nemo2.errors import ConfigError, Nemo2Error
 from nemo2.mcore.settle.world import devices_problem, nodes_problem, world_of
 from nemo2.preflight.checks.facts import Facts, number
 from nemo2.preflight.checks.rule import Topic

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from nemo2.errors import RuntimeFault
+from nemo2.base.errors import RuntimeFault
 
 
 def in_one_process(run_on_ranks, fn, *args):

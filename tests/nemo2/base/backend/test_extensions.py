@@ -59,7 +59,7 @@ def fail_to_build() -> str:
     from megatron.core.tensor_parallel import random
 
     from nemo2.base.backend import extensions
-    from nemo2.errors import RuntimeFault
+    from nemo2.base.errors import RuntimeFault
 
     def without_a_compiler() -> None:
         raise RuntimeError("no ninja")

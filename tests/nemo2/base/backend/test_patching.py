@@ -7,7 +7,7 @@ import types
 import pytest
 
 from nemo2.base.backend.patching import Patch, Patcher
-from nemo2.errors import RuntimeFault
+from nemo2.base.errors import RuntimeFault
 
 SOURCE = """
 FLAG = True

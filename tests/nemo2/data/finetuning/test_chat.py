@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
+from nemo2.base.errors import ConfigError
 from nemo2.data.finetuning.chat import NEMO_TEMPLATE, ChatEncoder
 from nemo2.data.finetuning.dialects import conversation_of
 from nemo2.data.finetuning.sample import Empty, Malformed
 from nemo2.data.tokenizer import BPETokenizer, ByteTokenizer
-from nemo2.errors import ConfigError
 from support import family_chats, small_chats
 from support.family_chats import CHATS, CONVERSATIONS
 from support.small_chats import say, trained_text

@@ -6,13 +6,13 @@ import json
 
 import pytest
 
+from nemo2.base.errors import ConfigError, DataError
 from nemo2.data.documents import BadInput
 from nemo2.data.finetuning.hf_dataset import HFDatasetDataModule
 from nemo2.data.finetuning.module import FineTuningDataModule
 from nemo2.data.finetuning.sample import Malformed
 from nemo2.data.finetuning.settings import DatasetSettings
 from nemo2.data.tokenizer import ByteTokenizer
-from nemo2.errors import ConfigError, DataError
 from support.small_chats import StrictTokenizer, say, write_lines
 
 

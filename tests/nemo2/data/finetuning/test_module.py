@@ -10,10 +10,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from nemo2.base.errors import ConfigError, DataError
 from nemo2.data.finetuning.module import ChatDataModule, FineTuningDataModule
 from nemo2.data.finetuning.packing import PackedSequenceSpecs
 from nemo2.data.tokenizer import ByteTokenizer
-from nemo2.errors import ConfigError, DataError
 from support import small_chats
 from support.small_chats import questions, say, texts_of, trained_batches, write_lines
 

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
+from nemo2.base.errors import DataError
 from nemo2.data.finetuning.module import ChatDataModule, FineTuningDataModule
 from nemo2.data.finetuning.packing import PackedSequenceSpecs, pack
 from nemo2.data.tokenizer import ByteTokenizer
-from nemo2.errors import DataError
 from support import finetuned_runs, small_chats
 from support.finetuned_runs import SEQ
 from support.nightly import each_case, requested

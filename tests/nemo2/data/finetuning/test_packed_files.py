@@ -6,10 +6,10 @@ import json
 import numpy as np
 import pytest
 
+from nemo2.base.errors import ConfigError
 from nemo2.data.finetuning.module import FineTuningDataModule
 from nemo2.data.finetuning.packed_files import PackedSequenceSpecs, prepare_packed_sequence_data, tokenize_dataset
 from nemo2.data.tokenizer import ByteTokenizer
-from nemo2.errors import ConfigError
 from support.small_chats import make_tokenizer, questions, say, write_lines
 
 

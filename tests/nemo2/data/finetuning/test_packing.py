@@ -4,9 +4,9 @@
 import numpy as np
 import pytest
 
+from nemo2.base.errors import ConfigError, DataError
 from nemo2.data.finetuning.packing import Fullness, PackedSequenceSpecs, pack
 from nemo2.data.finetuning.rows import Collate, row_of
-from nemo2.errors import ConfigError, DataError
 
 
 def answers(size: int, seed: int = 0) -> np.ndarray:

@@ -5,10 +5,10 @@ import json
 
 import pytest
 
+from nemo2.base.errors import DataError
 from nemo2.data.finetuning import open as opening
 from nemo2.data.finetuning.published import AlpacaDataModule, DollyDataModule, SquadDataModule
 from nemo2.data.tokenizer import ByteTokenizer
-from nemo2.errors import DataError
 
 SQUAD = [{"context": f"Paris {i}", "question": "Which?", "answers": {"text": ["Paris", "the city"]}} for i in range(40)]
 DOLLY = [

@@ -10,11 +10,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from nemo2.base.errors import SecurityError
 from nemo2.data.finetuning import rendering
 from nemo2.data.finetuning.chat import NEMO_TEMPLATE, ChatEncoder
 from nemo2.data.finetuning.rendering import RENDERER, Prefix, Renderer
 from nemo2.data.finetuning.sample import Malformed
-from nemo2.errors import SecurityError
 from support import small_chats
 from support.nightly import each_case
 from support.small_chats import say

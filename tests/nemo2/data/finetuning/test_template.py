@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from nemo2.base.errors import ConfigError
 from nemo2.data.finetuning.sample import Empty, Malformed
 from nemo2.data.finetuning.template import TemplateEncoder
 from nemo2.data.sentencepiece import SentencePieceTokenizer
 from nemo2.data.tokenizer import ByteTokenizer, NullTokenizer
-from nemo2.errors import ConfigError
 from support import small_chats
 
 BYTES = ByteTokenizer()

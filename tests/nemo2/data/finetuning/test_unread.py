@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from nemo2.errors import DataError
+from nemo2.base.errors import DataError
 from support import small_chats
 from support.small_chats import report_of, say
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from nemo2.errors import ConfigError, DataError
+from nemo2.base.errors import ConfigError, DataError
 from support import small_runs
 
 TEXTS = {"short.txt": "def main():\n", "long.txt": "for line in sys.stdin: print(line.rstrip()) # ä\n" * 3}

@@ -3,7 +3,7 @@
 
 import pytest
 
-from nemo2.errors import ConfigError
+from nemo2.base.errors import ConfigError
 from nemo2.llm.evaluation.harness import refuse_counts, temperature_of
 
 

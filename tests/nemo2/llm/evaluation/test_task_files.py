@@ -3,7 +3,7 @@
 
 import pytest
 
-from nemo2.errors import SecurityError
+from nemo2.base.errors import SecurityError
 from nemo2.llm.evaluation.task_files import refuse_code
 
 PLAIN = """task: mine

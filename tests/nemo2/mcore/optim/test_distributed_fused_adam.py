@@ -7,7 +7,7 @@ import fiddle as fdl
 import pytest
 import torch
 
-from nemo2.errors import ConfigError
+from nemo2.base.errors import ConfigError
 from nemo2.mcore.optim.distributed_fused_adam import distributed_fused_adam
 from nemo2.preflight.checks.find import find_problems
 from nemo2.recipes import deepseek_v3, llama3_8b, llama_tiny

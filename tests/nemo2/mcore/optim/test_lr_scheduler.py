@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from nemo2.errors import ConfigError
+from nemo2.base.errors import ConfigError
 from nemo2.mcore.optim import lr_scheduler
 from nemo2.mcore.optim.lr_scheduler import (
     LR_FACTOR,

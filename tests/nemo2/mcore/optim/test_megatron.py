@@ -10,7 +10,7 @@ import torch
 from megatron.core.optimizer import OptimizerConfig
 from megatron.core.transformer import TransformerConfig
 
-from nemo2.errors import ConfigError
+from nemo2.base.errors import ConfigError
 from nemo2.mcore.optim.lr_scheduler import CosineAnnealingScheduler
 from nemo2.mcore.optim.megatron import MegatronOptimizer, MegatronOptimizerModule, join_main_params, split_main_params
 from nemo2.mcore.parallel.megatron_parallel import MegatronParallel

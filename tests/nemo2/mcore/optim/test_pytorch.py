@@ -11,9 +11,9 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from nemo2.base.errors import ConfigError
 from nemo2.config.reading import from_json
 from nemo2.config.serialize import to_json
-from nemo2.errors import ConfigError
 from nemo2.mcore.optim.lr_scheduler import CosineAnnealingScheduler
 from nemo2.mcore.optim.pytorch import PytorchOptimizerModule
 from nemo2.recipes.optim import adam, sgd

@@ -9,8 +9,8 @@ import pytest
 from fiddle.experimental.dataclasses import convert_dataclasses_to_configs
 
 from nemo2 import recipes
+from nemo2.base.errors import ConfigError
 from nemo2.config import Config, from_json, to_json
-from nemo2.errors import ConfigError
 from nemo2.mcore.overlap.presets import PRESETS, Job, choose_userbuffers, find_preset, preset, preset_names
 from nemo2.mcore.overlap.tp_overlap_cfg import (
     BulkOverlapCfg,

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from nemo2.base.errors import ConfigError
 from nemo2.callbacks import MegatronCommOverlapCallback
-from nemo2.errors import ConfigError
 from nemo2.mcore.overlap.presets import PRESETS, preset
 from nemo2.mcore.overlap.tp_overlap_cfg import BulkOverlapCfg, PipelineOverlapCfg, RingExchangeOverlapCfg
 from nemo2.mcore.overlap.tp_switches import SWITCHES, contradictions, switches_of, unswitchable

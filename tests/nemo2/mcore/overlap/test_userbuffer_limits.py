@@ -14,9 +14,9 @@ import pytest
 import torch
 
 from nemo2 import recipes
+from nemo2.base.errors import DataError
 from nemo2.callbacks import MegatronCommOverlapCallback
 from nemo2.config import apply_overrides
-from nemo2.errors import DataError
 from nemo2.mcore.overlap import userbuffers
 from nemo2.mcore.overlap.userbuffer_limits import uncarried, without_buffers
 from nemo2.mcore.overlap.userbuffers import OneSize

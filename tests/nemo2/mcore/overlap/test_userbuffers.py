@@ -17,7 +17,7 @@ import pytest
 import torch
 from torch import nn
 
-from nemo2.errors import ConfigError
+from nemo2.base.errors import ConfigError
 from nemo2.mcore.overlap import userbuffers
 from nemo2.mcore.overlap.presets import PRESETS, preset
 from nemo2.mcore.overlap.tp_overlap_cfg import userbuffer_settings

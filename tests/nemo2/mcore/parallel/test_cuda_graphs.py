@@ -14,7 +14,7 @@ from unittest.mock import patch
 import pytest
 import torch
 
-from nemo2.errors import ConfigError
+from nemo2.base.errors import ConfigError
 from nemo2.mcore.parallel.cuda_graphs import kind_of, modules_of
 from nemo2.mcore.parallel.ddp_config import DistributedDataParallelConfig
 from nemo2.mcore.parallel.step_graphs import refuse_hooks

@@ -9,10 +9,10 @@ import pickle
 import fiddle as fdl
 import pytest
 
+from nemo2.base.errors import ConfigError
 from nemo2.config import Config
 from nemo2.config.provenance import adjust
 from nemo2.config.requested import explicit_fields, explicit_values, where_set
-from nemo2.errors import ConfigError
 from nemo2.mcore.parallel.ddp_config import DistributedDataParallelConfig, OptimizerConfig, remember_arguments
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from nemo2 import llm
-from nemo2.errors import ConfigError
+from nemo2.base.errors import ConfigError
 from nemo2.mcore.parallel.forms import with_model
 from nemo2.mcore.parallel.loss import MegatronLossReduction
 from support import small_runs

@@ -7,7 +7,7 @@ import itertools
 
 import pytest
 
-from nemo2.errors import ConfigError
+from nemo2.base.errors import ConfigError
 from nemo2.mcore.parallel.layout import LAYOUT_FIELDS, SIZE_FIELDS, SIZES, Layout
 
 

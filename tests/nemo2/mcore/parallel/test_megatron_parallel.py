@@ -11,7 +11,7 @@ import lightning.pytorch as pl
 import pytest
 import torch
 
-from nemo2.errors import ConfigError
+from nemo2.base.errors import ConfigError
 from nemo2.mcore.parallel.megatron_parallel import MegatronParallel, default_data_step, split_batch
 from support import small_runs
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from nemo2.errors import ConfigError
+from nemo2.base.errors import ConfigError
 from nemo2.llm import fn
 from support import small_runs
 

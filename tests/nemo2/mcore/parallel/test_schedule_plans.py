@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from nemo2.errors import ConfigError
+from nemo2.base.errors import ConfigError
 from support import small_runs, transformed_runs
 
 EP2 = {"expert_model_parallel_size": 2}

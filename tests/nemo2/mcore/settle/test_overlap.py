@@ -10,9 +10,9 @@ from typing import Any, Optional
 
 import pytest
 
+from nemo2.base.errors import ConfigError
 from nemo2.callbacks.megatron_comm_overlap import MegatronCommOverlapCallback
 from nemo2.config.provenance import adjust, adjustments, note_explicit_fields
-from nemo2.errors import ConfigError
 from nemo2.mcore.parallel import fsdp
 from nemo2.mcore.parallel.ddp_config import DistributedDataParallelConfig, OptimizerConfig
 from nemo2.mcore.parallel.layout import Layout

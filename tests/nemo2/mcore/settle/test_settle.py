@@ -10,9 +10,9 @@ import pytest
 import torch
 from megatron.core import utils as megatron_utils
 
+from nemo2.base.errors import ConfigError
 from nemo2.config import apply_overrides
 from nemo2.config.provenance import adjustments
-from nemo2.errors import ConfigError
 from nemo2.mcore.settle import Machine, settle
 from nemo2.mcore.settle.parts import RULE_OF
 from nemo2.mcore.settle.run_settings import RunSettings

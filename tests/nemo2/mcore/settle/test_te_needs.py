@@ -15,7 +15,7 @@ from packaging.version import Version
 
 from nemo2 import recipes
 from nemo2.base.backend.extras import OLDEST_TE
-from nemo2.errors import ConfigError
+from nemo2.base.errors import ConfigError
 from nemo2.mcore.settle import Machine
 from nemo2.mcore.settle.te_needs import NEEDS, refuse_an_older_transformer_engine
 from nemo2.preflight.checks.find import find

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from nemo2.errors import ConfigError
+from nemo2.base.errors import ConfigError
 from nemo2.mcore.settle import Machine, World, on, settle, world_of
 from nemo2.recipes import llama_tiny
 

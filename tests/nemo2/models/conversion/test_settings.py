@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from nemo2.errors import ConfigError
+from nemo2.base.errors import ConfigError
 from nemo2.models.conversion.families import conversion_for, conversion_of, families
 from nemo2.models.conversion.settings import differences
 from support.families import named_sizes

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from nemo2.errors import ConfigError
+from nemo2.base.errors import ConfigError
 from nemo2.models.conversion.families import conversion_for, conversion_of
 from nemo2.models.conversion.pieces import Place, cat, every_other, fused_qkv, normalised, one, qkv
 from support import small_runs

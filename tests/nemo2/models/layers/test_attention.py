@@ -13,7 +13,7 @@ from megatron.core.transformer.enums import AttnMaskType
 from megatron.core.transformer.transformer_config import TransformerConfig
 
 from nemo2.base.backend import get_backend
-from nemo2.errors import ConfigError
+from nemo2.base.errors import ConfigError
 from nemo2.models.layers.attention import SDPAttention
 from nemo2.models.layers.notices import say_once
 
@@ -358,7 +358,7 @@ def test_context_parallel_ranks_give_their_share_of_the_whole(run_on_ranks, cp, 
 
 
 def uncuttable() -> str:
-    from nemo2.errors import DataError
+    from nemo2.base.errors import DataError
 
     get_backend().install()
     parallel_state.initialize_model_parallel(context_parallel_size=2)

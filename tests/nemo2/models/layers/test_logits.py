@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from nemo2.errors import DataError
+from nemo2.base.errors import DataError
 from nemo2.models.layers.logits import PaddingMask
 from support.small_runs import start_megatron
 from tests.nemo2.models.test_gpt import TINY

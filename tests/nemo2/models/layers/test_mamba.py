@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from nemo2.errors import ConfigError
+from nemo2.base.errors import ConfigError
 from nemo2.models.layers.mamba import selective_scan
 from nemo2.models.ssm import NemotronHConfig8B
 from support import small_runs

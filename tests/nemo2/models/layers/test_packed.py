@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from nemo2.errors import DataError
+from nemo2.base.errors import DataError
 from support import small_runs
 from support.small_runs import device
 

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from nemo2.errors import ConfigError
+from nemo2.base.errors import ConfigError
 from nemo2.models.layers.rules import layer_problems, refuse
 
 FINE = {

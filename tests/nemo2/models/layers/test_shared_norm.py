@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from nemo2.errors import ConfigError
+from nemo2.base.errors import ConfigError
 from nemo2.models.cohere import CohereConfig
 from support import hf_parity as parity
 from support import small_runs

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from nemo2.errors import ConfigError
+from nemo2.base.errors import ConfigError
 from nemo2.models.conversion.families import modules_with_weights
 from nemo2.models.peft import CanonicalLoRA, LoRA
 from nemo2.models.walker import linear_layers

@@ -3,7 +3,7 @@
 
 import pytest
 
-from nemo2.errors import ConfigError
+from nemo2.base.errors import ConfigError
 from nemo2.models.peft import CanonicalLoRA, DoRA, LoRA, ModuleMatcher
 from nemo2.models.peft.targets import expanded, takes
 

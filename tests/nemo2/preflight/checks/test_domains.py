@@ -15,9 +15,9 @@ import pytest
 from megatron.core.optimizer import OptimizerConfig
 
 import nemo2.models
+from nemo2.base.errors import ConfigError
 from nemo2.data import demo, mock, pretraining
 from nemo2.data.finetuning import hf_dataset, module, published
-from nemo2.errors import ConfigError
 from nemo2.mcore.optim import lr_scheduler
 from nemo2.models.gpt import GPTConfig
 from nemo2.models.ssm import SSMConfig

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from nemo2 import recipes
-from nemo2.errors import ConfigError
+from nemo2.base.errors import ConfigError
 from nemo2.preflight.checks import check_recipe, find_problems
 
 

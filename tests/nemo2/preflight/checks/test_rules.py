@@ -11,7 +11,7 @@ from typing import Any
 import fiddle as fdl
 import pytest
 
-from nemo2.errors import ConfigError
+from nemo2.base.errors import ConfigError
 from nemo2.mcore.settle.machine import Machine
 from nemo2.preflight.checks import RULES, TOPICS
 from nemo2.preflight.checks.find import check_parts

@@ -7,9 +7,9 @@ import pytest
 import torch
 from lightning.fabric.plugins.environments import LightningEnvironment
 
+from nemo2.base.errors import ConfigError
 from nemo2.cli.app import main
 from nemo2.config import Config, apply_overrides
-from nemo2.errors import ConfigError
 from nemo2.mcore.settle import Machine, settle
 from nemo2.preflight.explain import Explanation, explain, explain_all
 from nemo2.recipes import deepseek_v3, gpt3_175b, llama3_8b, llama3_70b, llama_tiny, mixtral_8x7b

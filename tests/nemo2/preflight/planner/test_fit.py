@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from nemo2 import recipes
+from nemo2.base.errors import ConfigError
 from nemo2.base.gpus import GIB
 from nemo2.cli.app import main
 from nemo2.cli.sources import configured
 from nemo2.config import apply_overrides
-from nemo2.errors import ConfigError
 from nemo2.launch import launch
 from nemo2.launch.slurm.settings import ClusterSettings
 from nemo2.mcore.settle import Machine

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from nemo2.errors import ConfigError
+from nemo2.base.errors import ConfigError
 from nemo2.preflight.planner.goodput import Failures, best_interval, expected_hours, goodput
 
 

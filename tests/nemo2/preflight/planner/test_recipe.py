@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from nemo2 import recipes
+from nemo2.base.errors import ConfigError
 from nemo2.base.gpus import gpu
 from nemo2.config import apply_overrides
-from nemo2.errors import ConfigError
 from nemo2.mcore.settle import Machine, on
 from nemo2.preflight.planner.constants import calibrated
 from nemo2.preflight.planner.layer_time import layers_time

@@ -6,9 +6,9 @@ import functools
 import pytest
 
 from nemo2 import recipes
+from nemo2.base.errors import ConfigError
 from nemo2.base.gpus import gpu
 from nemo2.config import apply_overrides
-from nemo2.errors import ConfigError
 from nemo2.mcore.settle import Machine, on
 from nemo2.preflight.checks import find_problems
 from nemo2.preflight.planner.page import render_page

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from bench.planner.rows import decoder
+from nemo2.base.errors import ConfigError
 from nemo2.base.gpus import NAMES, gpu
-from nemo2.errors import ConfigError
 from nemo2.models.shape import ModelShape
 from nemo2.preflight.planner.constants import GUESSED, PRIORS, Share, calibrated, calibration
 from nemo2.preflight.planner.error_band import band

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from nemo2 import recipes
-from nemo2.errors import ConfigError
+from nemo2.base.errors import ConfigError
 from nemo2.mcore.parallel.layout import Layout
 from nemo2.report.pictures.ranks import GROUP_NAMES, Placement, groups_of, place_recipe, rank_order, stages_of
 

@@ -8,10 +8,10 @@ from xml.etree import ElementTree
 import pytest
 
 from nemo2 import recipes
+from nemo2.base.errors import ConfigError
 from nemo2.config import Config
 from nemo2.config.show import Branch, flatten, tree
 from nemo2.config.walk import iterate_nodes
-from nemo2.errors import ConfigError
 from nemo2.report.pictures.recipe_tree import draw, is_box, rows_of, text_of, write_picture
 
 

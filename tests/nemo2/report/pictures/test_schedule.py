@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from nemo2.errors import ConfigError
+from nemo2.base.errors import ConfigError
 from nemo2.report.pictures.schedule import Schedule, rank_order, timeline
 
 FORWARD, BACKWARD = 1.0, 2.0

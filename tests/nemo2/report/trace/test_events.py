@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from nemo2.errors import DataError
+from nemo2.base.errors import DataError
 from nemo2.report.trace.chrome import add_communication, read_trace
 from nemo2.report.trace.events import COMPUTE, RankTrace, Span, difference, intersection, length, union
 from nemo2.report.trace.report import draw, render, rows

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from nemo2.errors import ConfigError
+from nemo2.base.errors import ConfigError
 from nemo2.training.run_dir.faults import read_faults
 from nemo2.training.run_dir.hang import HangWatchdog, compare_collectives_after_a_hang
 from nemo2.training.run_dir.hang_diagnosis import Heartbeat, position_of

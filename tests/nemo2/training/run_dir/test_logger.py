@@ -20,7 +20,7 @@ import yaml
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 
-from nemo2.errors import ConfigError
+from nemo2.base.errors import ConfigError
 from nemo2.preflight.checks.earlier import directory_to_continue
 from nemo2.training.run_dir.directory import (
     NAMED_VERSION_VARIABLE,
@@ -343,7 +343,7 @@ if sys.argv[2:]:
 
 
 def _setup_with_a_directory_of_its_own(base):
-    from nemo2.errors import RuntimeFault
+    from nemo2.base.errors import RuntimeFault
     from nemo2.training.run_dir.callback import RunDirectoryCallback
     from nemo2.training.run_dir.directory import RunDirectory
 

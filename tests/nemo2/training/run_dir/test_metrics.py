@@ -10,7 +10,7 @@ import shutil
 import pytest
 import torch
 
-from nemo2.errors import DataError, RuntimeFault
+from nemo2.base.errors import DataError, RuntimeFault
 from nemo2.training.run_dir.metrics import JSONLLogger
 from nemo2.training.run_dir.records import (
     RESUMED_FILE,

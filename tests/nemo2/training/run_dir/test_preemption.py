@@ -9,8 +9,8 @@ from typing import Any
 import lightning.pytorch as pl
 import pytest
 
+from nemo2.base.errors import EXIT_PREEMPTED, ConfigError, Preempted
 from nemo2.checkpoint.directory import finished
-from nemo2.errors import EXIT_PREEMPTED, ConfigError, Preempted
 from nemo2.training.run_dir.faults import FAULT_DIR_VARIABLE, read_faults
 from nemo2.training.run_dir.preemption import PreemptionCallback, _default_signals
 from support import small_runs

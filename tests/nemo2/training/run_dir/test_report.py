@@ -10,8 +10,8 @@ from xml.etree import ElementTree
 import pytest
 import yaml
 
+from nemo2.base.errors import DataError
 from nemo2.checkpoint.directory import Manifest
-from nemo2.errors import DataError
 from nemo2.report.pictures.charts import TOP, WIDTH, Mark, Series, line_chart, running_median, thin_out
 from nemo2.report.pictures.svg import nice_ticks, standalone, text_width
 from nemo2.training.run_dir.report import write_report

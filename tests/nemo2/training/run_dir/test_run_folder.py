@@ -14,8 +14,8 @@ import pytest
 import yaml
 
 from nemo2 import recipes
+from nemo2.base.errors import DataError
 from nemo2.config import to_json
-from nemo2.errors import DataError
 from nemo2.launch.result import RunResult
 from nemo2.training.run_dir.compare import differences, labels, losses_at_one_step
 from nemo2.training.run_dir.run_folder import RunFolder

@@ -7,7 +7,7 @@ import lightning.pytorch as pl
 import pytest
 from torch.utils.data import DataLoader
 
-from nemo2.errors import DataError
+from nemo2.base.errors import DataError
 from support import small_runs
 
 

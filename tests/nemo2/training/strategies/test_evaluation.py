@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 
 import nemo2 as nl
 from nemo2 import llm
-from nemo2.errors import ConfigError
+from nemo2.base.errors import ConfigError
 from nemo2.training.run_dir.progress_line import parse_line
 from support import small_runs
 

@@ -7,7 +7,7 @@ import pytest
 from megatron.core.distributed import DistributedDataParallelConfig
 
 import nemo2 as nl
-from nemo2.errors import ConfigError
+from nemo2.base.errors import ConfigError
 from nemo2.mcore.parallel.fsdp import not_overlapped, unshared
 from nemo2.mcore.parallel.layout import Layout
 from support import small_runs

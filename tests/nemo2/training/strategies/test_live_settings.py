@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import nemo2 as nl
+from nemo2.base.errors import ConfigError, UnknownNameError
 from nemo2.config.tree import as_config
-from nemo2.errors import ConfigError, UnknownNameError
 from support import small_runs
 
 

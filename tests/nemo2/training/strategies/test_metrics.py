@@ -7,7 +7,7 @@ import lightning.pytorch as pl
 import pytest
 import torch
 
-from nemo2.errors import RuntimeFault
+from nemo2.base.errors import RuntimeFault
 from nemo2.training.strategies.metrics import nonfinite_gradients
 from support import sharded_runs, small_runs
 

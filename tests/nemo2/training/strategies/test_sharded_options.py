@@ -15,8 +15,8 @@ from torch.distributed.fsdp import CPUOffload, CPUOffloadPolicy, MixedPrecision,
 from torch.utils.data import DataLoader
 
 import nemo2 as nl
+from nemo2.base.errors import ConfigError
 from nemo2.checkpoint.torch_io import TorchCheckpointIO
-from nemo2.errors import ConfigError
 from nemo2.training.run_dir.progress_line import parse_line
 from nemo2.training.strategies.fsdp2 import fsdp2_strategy_parallelize
 from support import small_runs

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from nemo2.errors import ConfigError
+from nemo2.base.errors import ConfigError
 from support import collectives, sharded_runs, small_runs
 from support.nightly import each_case, requested
 

@@ -18,9 +18,9 @@ from torch.utils.data import DataLoader
 
 import nemo2 as nl
 from nemo2 import llm
+from nemo2.base.errors import ConfigError
 from nemo2.checkpoint.io import MegatronCheckpointIO
 from nemo2.checkpoint.model_checkpoint import ModelCheckpoint
-from nemo2.errors import ConfigError
 from nemo2.training.run_dir.progress_line import parse_line
 from support import small_runs
 from support.nightly import each_case, requested
