@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, Optional
 import torch
 from megatron.core.transformer.enums import AttnBackend
 
-from nemo2 import MegatronMixedPrecision
+from nemo2 import MegatronMixedPrecision, llm
 from nemo2.base.errors import CheckpointError, ConfigError
 from nemo2.base.files import why_not_inside
 from nemo2.base.names import did_you_mean, shortened
@@ -34,7 +34,6 @@ from nemo2.data.finetuning.base import SampleDataModule
 from nemo2.from_nemo.names import find
 from nemo2.from_nemo.nemo_tree import Call, Named, read_io_json, read_model_yaml
 from nemo2.hugging_face.identify import kind_at
-from nemo2.llm.api import finetune, pretrain
 from nemo2.recipes.log.default import default_log
 
 TASK_FILE = "task.json"
@@ -146,7 +145,9 @@ class _Conversion:
                     part, parts.get(part), "the file has none that nemo2 supports, and a run requires one: set it"
                 )
         entry = (
-            finetune if converted.get("peft") is not None or _is_finetuning(tree, converted.get("data")) else pretrain
+            llm.finetune
+            if converted.get("peft") is not None or _is_finetuning(tree, converted.get("data"))
+            else llm.pretrain
         )
         converted["log"] = converted.get("log") or default_log(name=_name_of(self._folder))
         names = parameter_names(entry)
