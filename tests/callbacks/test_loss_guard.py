@@ -131,3 +131,6 @@ def test_a_guard_resumes_with_what_it_had_seen():
     assert other._judge(4.1) == guard._judge(4.1) != (None, None)
     assert other._judge(3.9) == (None, None)
     assert other.skipped == [7]
+    for one in (guard, other):
+        one._losses.append(6.0)
+    assert other._judge(6.1) == guard._judge(6.1) != (None, None)

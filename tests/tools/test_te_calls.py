@@ -18,11 +18,6 @@ from tools import te_calls
 
 TABLES = te_calls.tables()
 NEWEST = TABLES[list(TABLES)[-1]]["signatures"]
-CALLS = {
-    name: keywords
-    for root in (Path(megatron.core.__path__[0]), Path(nemo2.__path__[0]))
-    for name, keywords in te_calls.calls_in(root).items()
-}
 CLASS_OF = {
     "delayed": "DelayedScaling",
     "tensorwise": "Float8CurrentScaling",
@@ -32,17 +27,24 @@ CLASS_OF = {
 }
 
 
+@pytest.fixture(scope="module")
+def calls() -> dict[str, set[str]]:
+    """By name, the keywords that Megatron-Core and nemo2 pass."""
+    roots = Path(megatron.core.__path__[0]), Path(nemo2.__path__[0])
+    return {name: keywords for root in roots for name, keywords in te_calls.calls_in(root).items()}
+
+
 def test_the_page_is_written_from_the_tables():
     assert te_calls.PAGE.read_text() == te_calls.page(), "run make fmt"
 
 
-def test_every_call_of_megatron_core_and_ours_was_measured():
-    assert len(CALLS) > 40 and CALLS.keys() <= NEWEST.keys(), sorted(CALLS.keys() - NEWEST.keys())
+def test_every_call_of_megatron_core_and_ours_was_measured(calls):
+    assert len(calls) > 40 and calls.keys() <= NEWEST.keys(), sorted(calls.keys() - NEWEST.keys())
 
 
-def test_what_is_passed_is_a_parameter_of_some_version():
+def test_what_is_passed_is_a_parameter_of_some_version(calls):
     unknown = []
-    for name, keywords in CALLS.items():
+    for name, keywords in calls.items():
         listed = [table["signatures"][name] for table in TABLES.values() if table["signatures"].get(name)]
         known = {one.partition("=")[0] for parameters in listed for one in parameters}
         if listed and not any(one.startswith("**") for one in known):

@@ -148,6 +148,13 @@ def test_validation_starts_at_sample_zero_every_time_and_shares_whole_batches_ov
         assert len(share) == len(expected) == 4
 
 
+@pytest.mark.parametrize(("total", "sizes"), [(15, [15]), (16, [16]), (17, [16, 1])])
+def test_validation_that_drops_nothing_has_every_sample(total, sizes):
+    kept = EvalBatchSampler(total_samples=total, global_batch_size=16, micro_batch_size=2, drop_last=False)
+    assert [kept.samples_in(step) for step in range(len(kept))] == sizes
+    assert sum(kept, []) == list(range(16 * len(sizes)))
+
+
 def test_a_dataset_smaller_than_a_step_is_refused():
     with pytest.raises(DataError, match="has 15 samples, fewer than one global batch of 16"):
         sampler(15)

@@ -61,6 +61,14 @@ def test_the_bytes_arrive(
     assert bool(calls) == (not hashes and refused_after != 0)
 
 
+def test_groups_are_as_full_as_they_may_be_and_only_adjacent_copies_are_one() -> None:
+    sizes = [3, 3, 4, 1, 20, 5]
+    assert list(streams.grouped(sizes, int, most=10)) == [[3, 3, 4], [1], [20], [5]]
+    assert list(streams.grouped([], int, most=10)) == [[]]
+    copies = [Copy("a", 0, 4), Copy("a", 4, 2), Copy("a", 7, 1), Copy("b", 8, 1), b"x", Copy("b", 9, 1)]
+    assert streams.merged(copies) == [Copy("a", 0, 6), *copies[2:]]
+
+
 def test_a_source_that_ends_early_is_told(tmp_path: Path) -> None:
     (tmp_path / "source").write_bytes(b"short")
     file = Planned(path=tmp_path / "made", stretches=[Copy(str(tmp_path / "source"), 2, 10)])

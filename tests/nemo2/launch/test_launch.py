@@ -23,7 +23,7 @@ from nemo_run.core.serialization.zlib_json import ZlibJSONSerializer
 from nemo2.base.errors import ConfigError, Preempted, RuntimeFault
 from nemo2.config import Config, Partial
 from nemo2.launch import RankFailure, launch
-from nemo2.launch.exit_causes import rank_exits
+from nemo2.launch.exit_causes import first_failure, rank_exits
 from nemo2.launch.experiment import prepare_executor
 from nemo2.launch.failure import explain_failure, last_traceback
 from nemo2.launch.kubeflow import pod
@@ -32,7 +32,7 @@ from nemo2.launch.local import rank_variables, split_secrets, stop_processes
 from nemo2.launch.signals import own_signals, raise_on_signals
 from nemo2.launch.stream import Follower, RunDisplay, without_rank
 from nemo2.mcore.settle import Machine
-from nemo2.training.run_dir.faults import FAULT_DIR_VARIABLE, Fault, read_faults, record_fault
+from nemo2.training.run_dir.faults import FAULT_DIR_VARIABLE, HANG, Fault, read_faults, record_fault
 from nemo2.training.run_dir.progress_line import format_line
 from nemo2.training.run_dir.waiting import waiting_line
 
@@ -169,6 +169,18 @@ def test_without_any_trace_the_last_output_is_shown(tmp_path, logs):
 def test_torchruns_report_is_read_root_cause_first():
     assert rank_exits(REPORT.format(code=-11)) == [(1, -11), (0, 1)]
     assert rank_exits("nothing") == []
+
+
+def test_a_hang_is_told_before_the_signal_that_ended_the_silent_rank_and_a_signal_before_other_errors():
+    faults = [
+        Fault(rank=3, time=1.0, kind=kind, message="m", traceback="", explained=True) for kind in (HANG, "OSError")
+    ]
+    killed = REPORT.format(code=-9)
+    causes = [first_failure([fault], report) for fault in faults for report in (killed, REPORT.format(code=1))]
+    assert [cause and (cause.rank, "SIGKILL" in cause.message) for cause in causes] == [
+        *[(3, False)] * 2,
+        *[(1, True), (3, False)],
+    ]
 
 
 @pytest.mark.parametrize("character", ["a", "é", "字"])

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Prompt templates: what is asked, what is answered, and which field gives way."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,9 @@ def test_the_answer_and_its_end_are_trained_on():
     assert (text_of(sample, False), text_of(sample, True)) == ("1 + 1 =", " 2")
     assert sample.ids[-1] == BYTES.eos_id and sample.trained[-1]
     assert sample.num_trained == 3
+    assert (
+        replace(sample, trained=[True] * len(sample.ids)).num_trained == len(sample.ids) - 1
+    )  # nothing predicts the first
 
 
 def test_a_tokenizer_of_ones_own_is_known_by_its_ids():

@@ -63,6 +63,8 @@ BY_HAND = [
         make(WarmupHoldAnnealScheduler, warmup_ratio=0.2, hold_ratio=0.4, decay_schedule="one_minus_square_root"),
         {4: 1e-2, 11: 1e-2, 14: 5e-3, 20: 1e-3, 21: 1e-3},
     ),
+    # without a hold the decay's formula counts from step 0, so the rate jumps after the warm-up
+    (make(WarmupHoldAnnealScheduler, warmup_ratio=0.2), {4: 1e-2, 5: 7.75e-3, 12: 4.6e-3}),
     (make(SquareAnnealingScheduler), {0: 1e-2, 10: 2.5e-3, 18: 1e-3, 20: 1e-3}),
     (make(SquareRootAnnealingScheduler), {0: 1e-2, 15: 5e-3, 20: 1e-3}),
     (make(InverseSquareRootAnnealingScheduler), {0: 1e-2, 3: 5e-3, 8: 1e-2 / 3, 21: 1e-3}),

@@ -86,6 +86,7 @@ def test_legal_is_what_megatron_core_accepts(run_on_ranks):
     for (layout, world), (accepted, replicas) in zip(layouts, answers, strict=True):
         problem = layout.world_problem(world)
         assert (problem is None) == accepted, (layout, world, problem)
+        assert (world % layout.smallest_world == 0) == accepted
         if accepted:
             assert layout.data_parallel_size(world) == replicas
 

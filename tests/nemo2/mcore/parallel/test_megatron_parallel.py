@@ -83,8 +83,13 @@ def virtual_stages() -> dict[str, Any]:
     import lightning.pytorch as pl
 
     modes: list[tuple[str, list[bool]]] = []
+    weights: list[float] = []
 
     class Modes(pl.Callback):
+        def on_megatron_step_end(self, step: Any) -> None:
+            if step.stage == "training":
+                weights.append(float(step.pipeline.weight))
+
         def on_megatron_step_start(self, step: Any) -> None:
             modes.append((step.stage, sorted({m.training for core in step.pipeline.unwrapped for m in core.modules()})))
 
@@ -96,12 +101,14 @@ def virtual_stages() -> dict[str, Any]:
         virtual_pipeline_model_parallel_size=2,
         trainer={"limit_val_batches": 1, "val_check_interval": 1},
     )
-    return {"modes": modes, "messages": run["inspected"]}
+    return {"modes": modes, "weights": weights, "messages": run["inspected"]}
 
 
 def test_all_virtual_chunks_change_between_training_and_evaluation(run_on_ranks):
     for found in run_on_ranks(virtual_stages, 2):
         assert found["modes"] == [("training", [True]), ("validation", [False])] * 2
+        kept = [float(small_runs.global_batch(step)["loss_mask"].sum()) for step in range(2)]
+        assert found["weights"] == kept, "every stage has the tokens behind the last stage's mean"
 
 
 def without_chunks() -> str:
@@ -253,11 +260,15 @@ def made_by_hand() -> dict[str, Any]:
     initialize_model_parallel(Layout(pp=2, vp=2))
     chunks: Any = MegatronParallel(Line(), vp_size=2)
     found["vp_size"] = [chunk.vp_stage for chunk in chunks], len(chunks.pipeline)
+    bucketed = DistributedDataParallelConfig(overlap_grad_reduce=True, bucket_size=1)
+    chunks = MegatronParallel(Line(), vp_size=2, ddp_config=bucketed)
+    found["buckets"] = [sum(len(buffer.buckets) for buffer in chunk.buffers) for chunk in chunks]
     return found
 
 
 def test_each_argument_of_the_constructor_does_what_it_says(run_on_ranks: Any) -> None:
-    for found in run_on_ranks(made_by_hand, 2):
+    ranks = run_on_ranks(made_by_hand, 2)
+    for found in ranks:
         plain = pytest.approx(found["plain"], rel=1e-5)
         assert found["pipeline"] == found["ddp_config"] == plain and found["gradients"] < 1e-6
         assert found["data_step"] == pytest.approx(found["plain at zero"], rel=1e-5)
@@ -266,6 +277,7 @@ def test_each_argument_of_the_constructor_does_what_it_says(run_on_ranks: Any) -
         assert found["precision_plugin"] == {"torch.bfloat16"} and found["callbacks"] == ["torch.bfloat16"] * 2
         assert (found["device"], found["wrap_chunk"], found["transform"]) == ({"meta"}, "Sequential", {False})
         assert found["vp_size"] == ([0, 1], 2) and found["cpu"] == {"cpu"}
+    assert [found["buckets"] for found in ranks] == [[2, 1], [1, 1]], "as Megatron-LM's get_model"
 
 
 def a_model_without_groups() -> tuple[str, str]:

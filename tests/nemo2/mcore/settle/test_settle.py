@@ -157,6 +157,29 @@ def test_messages_of_interleaved_stages_are_overlapped_or_batched(
     assert settled.value("model.config", "batch_p2p_comm") == (True, batched)
 
 
+NAN_CHECK = "trainer.strategy.ddp", "check_for_nan_in_grad"
+FUSED_LOSS = "model.config", "cross_entropy_loss_fusion"
+
+
+@pytest.mark.parametrize(
+    ("changes", "field", "kept"),
+    [
+        ("trainer.plugins=fp16_mixed", NAN_CHECK, False),
+        ("trainer.plugins=fp16_mixed trainer.plugins.fp16_loss_scale=8", NAN_CHECK, True),
+        ("trainer.plugins=fp32", FUSED_LOSS, False),
+        ("trainer.plugins=fp32 model.config.cross_entropy_loss_fusion=True", FUSED_LOSS, True),
+        ("", FUSED_LOSS, True),
+    ],
+)
+def test_a_check_and_a_kernel_stay_where_nothing_takes_their_place(
+    changes: str, field: tuple[str, str], kept: bool
+) -> None:
+    """A loss scale that never changes skips no step, and a fused loss that the user set in fp32 is the user's."""
+    settled = settle(changed(llama3_8b, *changes.split(), "trainer.callbacks=None"), H100)
+    assert settled.messages == []
+    assert settled.value(*field) == (True, kept)
+
+
 def staged(graphs: str, stages: int) -> tuple[str, ...]:
     impl, check = f"model.config.cuda_graph_impl={graphs}", "strategy.ddp_config.check_for_nan_in_grad=False"
     return f"{PP}={stages}", impl, check

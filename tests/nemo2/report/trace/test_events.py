@@ -60,7 +60,7 @@ GPU = {
 
 
 def test_times_are_united_cut_and_subtracted():
-    assert union([(5, 6), (0, 2), (1, 3), (4, 4)]) == [(0, 3), (5, 6)]
+    assert union([(5, 9), (0, 2), (1, 3), (4, 4), (6, 7)]) == [(0, 3), (5, 9)]
     assert intersection([(0, 3), (5, 9)], [(2, 6), (8, 10)]) == [(2, 3), (5, 6), (8, 9)]
     assert difference([(0, 10)], [(2, 3), (3, 4), (5, 6)]) == [(0, 2), (4, 5), (6, 10)]
     assert difference([(0, 1), (2, 5)], [(-1, 3), (9, 10)]) == [(3, 5)] and difference([(0, 1)], []) == [(0, 1)]

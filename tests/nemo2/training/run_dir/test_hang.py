@@ -126,6 +126,8 @@ def holding_the_lock(*args: Any) -> None:
 def test_a_rank_that_never_gives_the_interpreter_back_is_ended_from_outside(tmp_path, monkeypatch):
     monkeypatch.delenv("NEMO2_FAULT_DIR", raising=False)
     monkeypatch.setattr("nemo2.training.run_dir.kill_timer._GRACE_CALL", "usleep")
+    monkeypatch.setattr("nemo2.training.run_dir.kill_timer._BETWEEN_SECONDS", 0.1)
+    monkeypatch.setattr("nemo2.training.run_dir.hang._GIL_SECONDS", 0.3)
     assert watched(tmp_path, holding_the_lock) < 0
     [fault] = read_faults(tmp_path)
     assert "holding_the_lock" in fault.traceback and "no step ended within" in fault.message
