@@ -195,8 +195,9 @@ def from_pieces(wanted: Any, extras: dict[str, Any]) -> dict[str, Any]:
         extras: The entries beside the pieces: "step" and "loss_scaler".
     """
     step, scaler = extras.get("step"), extras.get("loss_scaler")
+    counted = {} if step is None else {"step": step}  # SGD counts no updates
     groups = [
-        {**{name: value for name, value in group.items() if name not in ("params", "step")}, "step": step}
+        {**{name: value for name, value in group.items() if name not in ("params", "step")}, **counted}
         for part in _chain(wanted)
         for group in _inner(part)["param_groups"]
     ]

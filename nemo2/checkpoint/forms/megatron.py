@@ -130,7 +130,7 @@ class MegatronForm(Form):
     def read_whole(
         self, path: Path, *, optimizer: bool, model: bool = True, base: bool = False, part: bool = False
     ) -> dict[str, Any]:
-        from nemo2.checkpoint.random_state import random_state, report_new_random_streams
+        from nemo2.checkpoint.random_state import report_new_random_streams, stored_random_state
 
         io: Any = self.io
         if not isinstance(io, MegatronCheckpointIO):
@@ -153,8 +153,9 @@ class MegatronForm(Form):
             described = model_state if part else self._frozen_apart(model_state, stored)
             wanted.update(self._optimizer_shards(described, metadata, loading=True))
             same_layout = manifest is not None and manifest.layout == self.layout_record()
-            if same_layout:
-                wanted["random_state"] = random_state()
+            streams = stored_random_state(stored) if same_layout else None
+            if streams is not None:
+                wanted["random_state"] = streams
             elif manifest is not None and self.owner.trainer.ckpt_path:
                 report_new_random_streams(path)
         reshaped = self._in_another_form(wanted, plain, path)
