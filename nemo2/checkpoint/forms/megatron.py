@@ -159,7 +159,15 @@ class MegatronForm(Form):
             elif manifest is not None and self.owner.trainer.ckpt_path:
                 report_new_random_streams(path)
         reshaped = self._in_another_form(wanted, plain, path)
-        loaded = io.load_checkpoint(path, sharded_state_dict=wanted, strict=self.strictness)
+        requested, apart = dict(wanted), {}
+        if "model" in wanted and ("optimizer" in wanted or reshaped is not None):
+            from nemo2.checkpoint.optimizer_forms import read_main_parameters
+
+            if read_main_parameters(wanted["model"], stored):  # the optimizer requests them too
+                apart = {"model": requested.pop("model")}
+        loaded = io.load_checkpoint(path, sharded_state_dict=requested, strict=self.strictness)
+        if apart:
+            loaded["model"] = io.load_checkpoint(path, sharded_state_dict=apart, strict=self.strictness)["model"]
         if "model" in wanted:
             loaded["model"] = self._chunks_in(loaded.get("model", {}), model_state)
         if model:
