@@ -223,7 +223,11 @@ def read_main_parameters(model_state: Any, stored: Mapping[str, Any]) -> bool:
     """Let the sharded ``model_state`` read the optimizer's fp32 parameters in a checkpoint with the entries ``stored``, where the
     checkpoint's model has another dtype than this run's. Returns whether it reads any of them."""
     tensors = [one for one in nested_values(model_state) if isinstance(one, ShardedTensor | ShardedTensorFactory)]
-    rounded = [one for one in tensors if one.key in stored and stored[one.key].properties.dtype != one.data.dtype]
+    rounded = [
+        one
+        for one in tensors
+        if one.data is not None and one.key in stored and stored[one.key].properties.dtype != one.data.dtype
+    ]
     for tensor in rounded:
         tensor.key = _main_parameter(tensor.key, stored)
     return any(tensor.key.startswith("optimizer.") for tensor in rounded)
