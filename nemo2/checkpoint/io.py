@@ -428,9 +428,13 @@ class MegatronCheckpointIO(CheckpointIO):
                 raise RuntimeFault(
                     f"A rank ended while the ranks were reading {checkpoint}: {reason_of(error)}"
                 ) from error
+            reason = reason_of(error)
+            without = (
+                " For its weights alone, set strategy.ckpt_load_optimizer=False." if "optimizer." in reason else ""
+            )
             raise CheckpointError(
-                f"{checkpoint} cannot be loaded into this model: {reason_of(error)}. Check that model.config, the "
-                "tokenizer (vocabulary size) and the optimizer match the run that saved it."
+                f"{checkpoint} cannot be loaded into this model: {reason}. Check that model.config, the tokenizer "
+                f"(vocabulary size) and the optimizer match the run that saved it.{without}"
             ) from error
 
     def _plain(self, checkpoint: Path) -> dict[str, Any]:

@@ -15,7 +15,7 @@ Megatron-Core finds them anywhere in a checkpoint. The state is therefore reques
 checkpoint's names. Values that aren't tensors (step, rates, betas) come from the saved groups.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Optional
@@ -195,8 +195,9 @@ def from_pieces(wanted: Any, extras: dict[str, Any]) -> dict[str, Any]:
         extras: The entries beside the pieces: "step" and "loss_scaler".
     """
     step, scaler = extras.get("step"), extras.get("loss_scaler")
+    counted = {} if step is None else {"step": step}  # SGD counts no updates
     groups = [
-        {**{name: value for name, value in group.items() if name not in ("params", "step")}, "step": step}
+        {**{name: value for name, value in group.items() if name not in ("params", "step")}, **counted}
         for part in _chain(wanted)
         for group in _inner(part)["param_groups"]
     ]
@@ -210,14 +211,32 @@ def into_pieces(pieces: "Sequence[Piece]", stored: Collection[str]) -> "list[Pie
     fp32 parameters are read from the optimizer's copies, if it had any. Step counts that aren't stored are left out;
     `set_steps` sets them.
     """
-    copies = [prefix for form, prefix in _MAIN_PARAMETER.items() if form != "plain"]
     requests = []
     for piece in pieces:
         if piece.key.startswith(_STEP) and piece.key not in stored:
             continue
-        key = next((prefix + piece.key for prefix in copies if prefix + piece.key in stored), piece.key)
-        requests.append(replace(piece, key=key))
+        requests.append(replace(piece, key=_main_parameter(piece.key, stored)))
     return requests
+
+
+def read_main_parameters(model_state: Any, stored: Mapping[str, Any]) -> bool:
+    """Let the sharded ``model_state`` read the optimizer's fp32 parameters in a checkpoint with the entries ``stored``, where the
+    checkpoint's model has another dtype than this run's. Returns whether it reads any of them."""
+    tensors = [one for one in nested_values(model_state) if isinstance(one, ShardedTensor | ShardedTensorFactory)]
+    rounded = [
+        one
+        for one in tensors
+        if one.data is not None and one.key in stored and stored[one.key].properties.dtype != one.data.dtype
+    ]
+    for tensor in rounded:
+        tensor.key = _main_parameter(tensor.key, stored)
+    return any(tensor.key.startswith("optimizer.") for tensor in rounded)
+
+
+def _main_parameter(key: str, stored: Collection[str]) -> str:
+    """The key of the optimizer's fp32 copy of a parameter, or ``key`` if there is none."""
+    copies = (prefix + key for form, prefix in _MAIN_PARAMETER.items() if form != "plain")
+    return next((copy for copy in copies if copy in stored), key)
 
 
 def steps_done(optimizers: Iterable[Any]) -> Optional[int]:

@@ -2,10 +2,14 @@
 """Saves and loads the random streams of a rank.
 
 The saved state consists of tensors and numbers, so nothing must be unpickled. Streams differ between tensor- and
-pipeline-parallel ranks and are equal on data-parallel replicas, so the streams of one replica are saved.
+pipeline-parallel ranks. Data-parallel replicas mostly have equal streams, and those of one replica are saved. Where
+replicas differ, those of every rank are: expert-parallel ranks have streams of their own, and replicas draw unlike often for
+samples of unlike lengths.
 """
 
+import hashlib
 import random
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any, Optional
 
@@ -19,25 +23,17 @@ from nemo2.base import ranks
 
 
 def random_state() -> ShardedObject:
-    """This rank's streams, as an object that Megatron-Core saves and loads by the rank's position in the layout."""
-    version, words, gauss = random.getstate()
-    kind, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
-    state = {
-        "python": [version, list(words), gauss],
-        "numpy": [kind, torch.from_numpy(np.asarray(keys).astype(np.int64)), position, has_gauss, cached],
-        "torch": torch.get_rng_state(),
-        "device": torch.cuda.get_rng_state() if torch.cuda.is_available() else None,
-        "megatron": {name: _as_tensor(value) for name, value in _tracker().get_states().items()},
-    }
-    pp = parallel_state.get_pipeline_model_parallel_world_size()
-    tp = parallel_state.get_tensor_model_parallel_world_size()
-    return ShardedObject(
-        "random_state",
-        state,
-        (pp, tp),
-        (parallel_state.get_pipeline_model_parallel_rank(), parallel_state.get_tensor_model_parallel_rank()),
-        replica_id=parallel_state.get_data_parallel_rank(with_context_parallel=True),
-    )
+    """This rank's streams, as an object that Megatron-Core saves by the rank's position in the layout. Every rank calls it."""
+    replicated = _as_object(replicated=True)
+    digests = ranks.gather((replicated.unique_key, _digest(replicated.data)))
+    return replicated if len({*digests}) == len({key for key, _ in digests}) else _as_object(replicated=False)
+
+
+def stored_random_state(stored: Collection[str]) -> Optional[ShardedObject]:
+    """The request for this rank's streams from a checkpoint of the same layout with the entries ``stored``. None: there are
+    none."""
+    requests = (_as_object(replicated=replicated) for replicated in (True, False))
+    return next((request for request in requests if request.unique_key in stored), None)
 
 
 def random_states() -> dict[str, dict[str, Any]]:
@@ -50,7 +46,8 @@ def random_states() -> dict[str, dict[str, Any]]:
 
 def own_random_state(states: dict[str, Any]) -> Optional[dict[str, Any]]:
     """This rank's streams in the result of `random_states`, from a run with the same layout. None: they aren't there."""
-    return states.get(random_state().unique_key)
+    request = stored_random_state(states)
+    return None if request is None else states[request.unique_key]
 
 
 def load_random_state(state: dict[str, Any]) -> None:
@@ -78,8 +75,7 @@ def load_random_state(state: dict[str, Any]) -> None:
 def report_new_random_streams(checkpoint: Path) -> None:
     """Report once that a run that resumes, as in another layout, draws other random numbers."""
     rank_zero_info(
-        f"{checkpoint} has no random streams for this layout. Parameters, moments, schedule and the position in the "
-        "data are restored. Random streams restart from the seed, so dropout differs from here on."
+        f"{checkpoint} has no random streams for this layout. They restart from the seed, so dropout differs from here on."
     )
 
 
@@ -101,3 +97,38 @@ def _like(value: torch.Tensor, current: Any) -> Any:
         current.set_state(value)
         return current
     return value
+
+
+def _as_object(*, replicated: bool) -> ShardedObject:
+    """This rank's streams, as those of its position in a replica, or of this rank alone."""
+    replica = parallel_state.get_data_parallel_rank(with_context_parallel=True)
+    place = [
+        (parallel_state.get_pipeline_model_parallel_rank(), parallel_state.get_pipeline_model_parallel_world_size()),
+        (parallel_state.get_tensor_model_parallel_rank(), parallel_state.get_tensor_model_parallel_world_size()),
+    ]
+    if not replicated:
+        place.append((replica, parallel_state.get_data_parallel_world_size(with_context_parallel=True)))
+    offset, shape = zip(*place, strict=True)
+    return ShardedObject("random_state", _streams(), shape, offset, replica_id=replica if replicated else 0)
+
+
+def _streams() -> dict[str, Any]:
+    version, words, gauss = random.getstate()
+    kind, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
+    return {
+        "python": [version, list(words), gauss],
+        "numpy": [kind, torch.from_numpy(np.asarray(keys).astype(np.int64)), position, has_gauss, cached],
+        "torch": torch.get_rng_state(),
+        "device": torch.cuda.get_rng_state() if torch.cuda.is_available() else None,
+        "megatron": {name: _as_tensor(value) for name, value in _tracker().get_states().items()},
+    }
+
+
+def _digest(value: Any) -> str:
+    """The same for equal streams on every rank."""
+    if isinstance(value, dict):
+        value = [*value.items()]
+    if isinstance(value, list | tuple):
+        value = [_digest(part) for part in value]
+    content = value.numpy().tobytes() if isinstance(value, torch.Tensor) else repr(value).encode()
+    return hashlib.sha256(content).hexdigest()

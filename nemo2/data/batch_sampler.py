@@ -22,6 +22,9 @@ from nemo2.base.errors import DataError
 from nemo2.data.batch_size import BatchSizeSchedule
 
 Order = Literal["single", "cyclic", "batch"]
+Place = tuple[int, int, int]
+"""Samples consumed, the number of a pass, and the samples consumed at its start."""
+BEGINNING: Place = (0, 0, 0)
 
 
 class StepBatchSampler(Sampler[list[int]]):
@@ -42,6 +45,8 @@ class StepBatchSampler(Sampler[list[int]]):
         position: A function that returns the samples consumed so far. It is called at the start of each iteration, so
             that loading resumes at the position of training rather than of prefetching. None: start at 0, then continue
             after the last whole pass.
+        begun: A function that returns where a resume began (`place`). The length of a pass in samples follows from the
+            batch size, which may have been another before.
         seed: The seed of "cyclic".
         epoch_steps: The steps of one iteration, where an epoch is shorter than a pass. None: the rest of the pass.
         overfit: A pass has the first ``epoch_steps`` steps only, so that every epoch trains on the same samples.
@@ -60,6 +65,7 @@ class StepBatchSampler(Sampler[list[int]]):
         data_parallel_size: int = 1,
         order: Order = "single",
         position: Optional[Callable[[], int]] = None,
+        begun: Callable[[], Place] = lambda: BEGINNING,
         seed: int = 1234,
         epoch_steps: Optional[int] = None,
         overfit: bool = False,
@@ -81,19 +87,19 @@ class StepBatchSampler(Sampler[list[int]]):
         self.epoch_steps = epoch_steps
         self.overfit = overfit
         self._position = position
+        self._begun = begun
         self._consumed_samples = 0
 
     def __iter__(self) -> Iterator[list[int]]:
         consumed, steps_left = self._now(), self.epoch_steps
         while True:
-            number, start, steps = self._pass_at(consumed)
-            end = self.schedule.after(start, steps)
+            number, start, end = self._pass_at(consumed)
             order = self._permutation(number)
             while consumed < end and steps_left != 0:
                 batch = self.schedule.at(consumed)
                 offset = consumed - start
                 if offset + batch > self.total_samples:
-                    break  # nonzero only if a resume with another batch size begins between two steps of this pass
+                    break  # the checkpoint of an older version doesn't tell the pass, and the batch size was another
                 share = share_of(batch, self.micro_batch_size, self.data_parallel_rank, self.data_parallel_size)
                 yield (share + offset if order is None else order[share + offset]).tolist()
                 consumed += batch
@@ -107,6 +113,12 @@ class StepBatchSampler(Sampler[list[int]]):
         _, start, _ = self._pass_at(self._now())
         return self.schedule.steps_within(start, self.total_samples)
 
+    def place(self) -> Place:
+        """The position of training, for a checkpoint: the samples consumed, the number of the current pass, and the samples
+        that had been consumed when it began."""
+        consumed = self._now()
+        return consumed, *self._pass_at(consumed)[:2]
+
     def samples_of_step(self, consumed: int) -> list[int]:
         """The dataset indices of the whole global batch that follows after ``consumed`` samples, in the order of training."""
         number, start, _ = self._pass_at(consumed)
@@ -118,19 +130,24 @@ class StepBatchSampler(Sampler[list[int]]):
         return self._consumed_samples if self._position is None else self._position()
 
     def _pass_at(self, consumed: int) -> tuple[int, int, int]:
-        """The pass that contains `consumed`: its number, the samples consumed at its start, its steps."""
-        number, start = 0, 0
+        """The pass that contains `consumed`: its number, and the samples consumed at its start and at its end."""
+        reached, number, start = self._begun() if consumed >= self._begun()[0] else BEGINNING
         while True:
-            steps = self.schedule.steps_within(start, self.total_samples)
+            end = self.schedule.after(
+                reached, self.schedule.steps_within(reached, start + self.total_samples - reached)
+            )
             if self.overfit and self.epoch_steps is not None:
-                steps = min(steps, self.epoch_steps)
-            end = self.schedule.after(start, steps)
+                end = min(end, self.schedule.after(start, self.epoch_steps))
             if consumed < end:
-                return number, start, steps
-            if self.schedule.at(start) == self.schedule.global_batch_size:  # no ramp-up ahead: all passes are equal
-                passes = (consumed - start) // (end - start)
-                return number + passes, start + passes * (end - start), steps
-            number, start = number + 1, end
+                return number, start, end
+            whole = reached == start  # the rest of a pass tells nothing about the next
+            if (
+                whole and self.schedule.at(start) == self.schedule.global_batch_size
+            ):  # no ramp-up ahead: passes are equal
+                length = end - start
+                passes = (consumed - start) // length
+                return number + passes, start + passes * length, end + passes * length
+            number, start, reached = number + 1, end, end
 
     def _permutation(self, number: int) -> Optional[np.ndarray]:
         if self.order != "cyclic":

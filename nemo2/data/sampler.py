@@ -16,7 +16,14 @@ from torch.utils.data import (
 
 from nemo2.base.names import check_choice
 from nemo2.config.capture import configurable
-from nemo2.data.batch_sampler import EvalBatchSampler, Order, PaddedDataset, StepBatchSampler
+from nemo2.data.batch_sampler import (
+    BEGINNING,
+    EvalBatchSampler,
+    Order,
+    PaddedDataset,
+    Place,
+    StepBatchSampler,
+)
 from nemo2.data.batch_size import BatchSizeSchedule, check_positive, setup_microbatch_calculator
 
 _log = logging.getLogger(__name__)
@@ -122,6 +129,10 @@ class MegatronDataSampler(DataSampler):
         self.output_log = output_log
         self.seed = seed
         self.trainer: Any = None
+        self._steps: Optional[StepBatchSampler] = None
+        """The sampler of the training data."""
+        self._begun: Place = BEGINNING
+        """Where the run resumed. The beginning, if it didn't, or the checkpoint doesn't tell the pass."""
         self._schedule = BatchSizeSchedule(global_batch_size, rampup_batch_size)
 
     def setup(self, global_rank: int) -> None:
@@ -184,11 +195,12 @@ class MegatronDataSampler(DataSampler):
             # The part of `steps` that Lightning takes with this limit of batches.
             steps = self._schedule.steps_within(0, share["total_samples"])
             part = int(steps * limit) if isinstance(limit, float) else limit
-            sampler = StepBatchSampler(
+            sampler = self._steps = StepBatchSampler(
                 **share,
                 schedule=self._schedule,
                 order="single" if overfit else order,
                 position=lambda: self.consumed_samples,
+                begun=lambda: self._begun,
                 seed=self.seed,
                 epoch_steps=part if part and part < steps else None,
                 overfit=overfit,
@@ -228,12 +240,14 @@ class MegatronDataSampler(DataSampler):
         _, size = data_parallel()
         return self.current_global_batch_size // (self.micro_batch_size * size)
 
-    def state_dict(self) -> dict[str, int]:
+    def state_dict(self) -> dict[str, Any]:
         """The position of training, for a checkpoint."""
-        return {"consumed_samples": self.consumed_samples, "global_step": self._global_step()}
+        place = {} if self._steps is None else {"place": list(self._steps.place())}
+        return {"consumed_samples": self.consumed_samples, "global_step": self._global_step(), **place}
 
-    def load_state_dict(self, state_dict: dict[str, int]) -> None:
-        """Continue after the samples that a checkpoint had consumed."""
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Continue after the samples that a checkpoint had consumed, in the pass that it had reached."""
+        self._begun = tuple(state_dict.get("place", BEGINNING))
         self.init_consumed_samples = int(state_dict["consumed_samples"])
         self.init_global_step = int(state_dict.get("global_step", self._global_step()))
 

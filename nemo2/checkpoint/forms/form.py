@@ -75,7 +75,6 @@ class Form(ABC):
     sees them (``decoder.layers.3.mlp.linear_fc1.weight``). None: all of it."""
 
     _read_base: Optional[Union[Path, str]] = field(default=None, init=False)
-    _reads_the_rest: bool = field(default=False, init=False)
 
     # ------------------------------------------------------------------------------------------------------ saving
 
@@ -123,15 +122,11 @@ class Form(ABC):
                 "resume.restore_config.path to its location."
             )
         self._refuse_another_base(path, manifest, rest)
-        self._reads_the_rest = True
-        try:
-            if released:
-                self.owner.start_from_released(rest)
-                self._read_base = rest
-            else:
-                self.take(self.read(Path(rest), optimizer=False, base=True), strict=True)
-        finally:
-            self._reads_the_rest = False
+        if released:
+            self.owner.start_from_released(rest)
+            self._read_base = rest
+        else:
+            self.take(self.read(Path(rest), optimizer=False, base=True), strict=True)
         return self.read_whole(path, optimizer=optimizer, part=True)
 
     def _rest_of(self, path: Path, manifest: Manifest) -> str:

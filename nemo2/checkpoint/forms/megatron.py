@@ -130,7 +130,7 @@ class MegatronForm(Form):
     def read_whole(
         self, path: Path, *, optimizer: bool, model: bool = True, base: bool = False, part: bool = False
     ) -> dict[str, Any]:
-        from nemo2.checkpoint.random_state import random_state, report_new_random_streams
+        from nemo2.checkpoint.random_state import report_new_random_streams, stored_random_state
 
         io: Any = self.io
         if not isinstance(io, MegatronCheckpointIO):
@@ -153,12 +153,21 @@ class MegatronForm(Form):
             described = model_state if part else self._frozen_apart(model_state, stored)
             wanted.update(self._optimizer_shards(described, metadata, loading=True))
             same_layout = manifest is not None and manifest.layout == self.layout_record()
-            if same_layout:
-                wanted["random_state"] = random_state()
+            streams = stored_random_state(stored) if same_layout else None
+            if streams is not None:
+                wanted["random_state"] = streams
             elif manifest is not None and self.owner.trainer.ckpt_path:
                 report_new_random_streams(path)
         reshaped = self._in_another_form(wanted, plain, path)
-        loaded = io.load_checkpoint(path, sharded_state_dict=wanted, strict=self.strictness)
+        requested, apart = dict(wanted), {}
+        if "model" in wanted and ("optimizer" in wanted or reshaped is not None):
+            from nemo2.checkpoint.optimizer_forms import read_main_parameters
+
+            if read_main_parameters(wanted["model"], stored):  # the optimizer requests them too
+                apart = {"model": requested.pop("model")}
+        loaded = io.load_checkpoint(path, sharded_state_dict=requested, strict=self.strictness)
+        if apart:
+            loaded["model"] = io.load_checkpoint(path, sharded_state_dict=apart, strict=self.strictness)["model"]
         if "model" in wanted:
             loaded["model"] = self._chunks_in(loaded.get("model", {}), model_state)
         if model:

@@ -55,10 +55,8 @@ class MegatronFSDPForm(PieceForm):
         self.optimizer.make_state()
 
     def finish_reading(self, *, model: bool, optimizer: bool) -> None:
-        # Megatron-FSDP gathers the loaded tensors once, so tensors that are read first wait.
-        if model and not self._reads_the_rest:
-            for chunk in self._chunks:
-                chunk.install_main_parameters()
+        for chunk in self._chunks if model else ():
+            chunk.install_main_parameters()
 
     def layout_record(self) -> dict[str, Any]:
         return super().layout_record() | {"strategy": "MegatronStrategy(fsdp='megatron')"}

@@ -160,6 +160,7 @@ class PieceForm(Form):
     ) -> dict[str, Any]:
         plain = self.io.load_checkpoint(path)
         manifest = read_manifest(path)
+        resumes, same_layout = optimizer, manifest is not None and manifest.layout == self.layout_record()
         optimizer = optimizer and self.load_optimizer and not (manifest is not None and manifest.weights_only)
         extras: dict[str, Any] = {}
         if optimizer:
@@ -185,11 +186,10 @@ class PieceForm(Form):
         if optimizer:
             self.load_optimizer_extras(extras)
         saved = plain.pop("random_state", {})
-        same_layout = optimizer and manifest is not None and manifest.layout == self.layout_record()
-        streams = own_random_state(saved) if same_layout else None
+        streams = own_random_state(saved) if resumes and same_layout else None
         if streams is not None:
             plain["random_state"] = streams
-        elif optimizer and self.owner.trainer.ckpt_path:
+        elif resumes and self.owner.trainer.ckpt_path:
             report_new_random_streams(path)
         return plain
 

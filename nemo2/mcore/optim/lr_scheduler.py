@@ -285,8 +285,9 @@ class StepSchedule(LRScheduler):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Move to the saved step and set that step's learning rates."""
-        before = {"base_lrs": state_dict.get("base_lrs"), **state_dict.get("schedule", {})}
-        now = {"base_lrs": self.base_lrs, **self._describe()}
+        # The layout decides how many groups of parameters a rank has.
+        before = {"base_lrs": {*state_dict["base_lrs"]}, **state_dict.get("schedule", {})}
+        now = {"base_lrs": {*self.base_lrs}, **self._describe()}
         changed = [f"{name}: {before[name]} -> {now[name]}" for name in now if before.get(name, now[name]) != now[name]]
         if changed:
             rank_zero_info(f"The learning-rate schedule differs from the checkpoint's: {'; '.join(changed)}.")

@@ -81,6 +81,7 @@ class MegatronFSDPChunk(FullyShardedDataParallel):
         """Copy `main_parameters` into the model's parameters, in their dtype and on all ranks."""
         wrapper: Any = self
         wrapper.param_and_grad_buffer.copy_main_weights_to_model_weights()
+        wrapper.module.synchronize_param_gather()  # otherwise what was gathered earlier counts as gathered now
         wrapper.start_param_sync()
 
 

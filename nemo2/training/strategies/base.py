@@ -49,6 +49,7 @@ from nemo2.checkpoint.io import MegatronCheckpointIO
 from nemo2.checkpoint.paths import missing
 from nemo2.config.notices import announce_machine_settings
 from nemo2.data.batch_sampler import EvalBatchSampler
+from nemo2.data.sampler import MegatronDataSampler
 from nemo2.data.workers import outliving_signals
 from nemo2.mcore.optim.base import OptimizerModule
 from nemo2.mcore.optim.lr_scheduler import set_last_rates
@@ -694,6 +695,8 @@ class BaseStrategy(DDPStrategy):
         state: dict[str, Any] = {key: value for key, value in checkpoint.items() if key != "state_dict"}
         state |= self.form.state(optimizer=with_optimizer)
         state["nemo2"] = {"consumed_samples": self.consumed_samples, "global_step": self.trainer.global_step}
+        if isinstance(self.data_sampler, MegatronDataSampler):
+            state["nemo2"] |= self.data_sampler.state_dict()
         options = self._storage_options(storage_options, weights_only=not (with_optimizer and self.form.save_optimizer))
         self.checkpoint_io.save_checkpoint(state, ckpt_to_dir(filepath), storage_options=options)
 

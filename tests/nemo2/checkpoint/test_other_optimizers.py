@@ -49,7 +49,9 @@ def adamw(**settings: Any) -> OptimizerModule:
 def run(path: str, optim: OptimizerModule | None = None, *, resume: bool = False, **options: Any) -> dict[str, Any]:
     """Two steps that end with a checkpoint, or two further ones from it."""
     small_runs.release()
-    model = small_runs.build_llama(distributed=options.pop("distributed", False))
+    model = small_runs.build_llama(
+        distributed=options.pop("distributed", False), optimizer=options.pop("optimizer", None)
+    )
     if optim is not None:
         optim.connect(model)
 
@@ -109,3 +111,20 @@ def loss_scales(directory: str) -> dict[str, list[float]]:
 def test_a_dynamic_loss_scale_begins_after_a_constant_one(run_on_ranks, tmp_path):
     [found] = run_on_ranks(loss_scales, 1, str(tmp_path))
     assert list(found.values()) == [[16.0, 16.0]] * 2
+
+
+def without_count_of_updates(directory: str) -> list[float]:
+    """SGD's losses, of the first two steps under a strategy that shards, and of the next two without it."""
+    path, sgd = str(Path(directory) / "sgd"), {"optimizer": "sgd", "sgd_momentum": 0.9}
+    before = run(path, optimizer=sgd, strategy=nl.FSDP2Strategy())
+    return before["losses"] + run(path, optimizer=sgd, resume=True)["losses"]
+
+
+def uninterrupted() -> list[float]:
+    model = small_runs.build_llama(optimizer={"optimizer": "sgd", "sgd_momentum": 0.9})
+    return small_runs.fit(model, max_steps=4)["losses"]
+
+
+def test_an_optimizer_that_counts_no_updates_goes_on_under_another_strategy(run_on_ranks, tmp_path):
+    [resumed], [expected] = run_on_ranks(without_count_of_updates, 1, str(tmp_path)), run_on_ranks(uninterrupted, 1)
+    assert resumed == pytest.approx(expected, rel=1e-6) and len(set(expected)) == 4

@@ -13,6 +13,7 @@ from support import resharding, small_runs
 STOP = 3
 HALF: dict[str, Any] = {"precision": "bf16-mixed"}
 FP32_ONLY: dict[str, Any] = {"ckpt_load_optimizer": False, "ckpt_load_main_params": True}
+HALVES = ("half", "distributed")
 INTO = [("half", "distributed"), ("distributed", "half")]
 """The optimizer that has saved, and the one that loads."""
 
@@ -53,13 +54,15 @@ def loads(directory: str) -> dict[str, str]:
             f"{directory}/{source}/step={STOP}", again=f"{directory}/{source} into {form}",
             distributed=form == "distributed", **HALF, **FP32_ONLY,
         )  # fmt: skip
+    for source in HALVES:
+        outcomes[f"{source} in fp32"] = load(f"{directory}/{source}/step={STOP}", again=f"{directory}/{source} in fp32")
     outcomes["rounded"] = load(
         f"{directory}/half/step={STOP}", again=f"{directory}/rounded", ckpt_load_optimizer=False, **HALF
     )
 
     with asking_for_its_own_fields():
-        for source in ("half", "distributed"):
-            for form in ("half", "distributed"):
+        for source in HALVES:
+            for form in HALVES:
                 path, distributed = f"{directory}/{source}/step={STOP}", form == "distributed"
                 outcomes[f"{source} into another's {form}"] = load(path, distributed=distributed, **HALF)
 
@@ -120,8 +123,15 @@ def test_fp32_parameters_are_taken_over_and_nothing_else_of_the_optimizer(folder
     assert all(not value.any() for value in moments)
 
 
-@pytest.mark.parametrize("source", ["half", "distributed"])
-@pytest.mark.parametrize("form", ["half", "distributed"])
+@pytest.mark.parametrize("source", HALVES)
+def test_a_run_that_goes_on_in_fp32_has_the_fp32_parameters(folder, outcomes, source):
+    assert outcomes[f"{source} in fp32"] == "loaded"
+    saved, loaded = _copies(folder / source / f"step={STOP}"), resharding.whole_tensors(folder / f"{source} in fp32")
+    assert len(saved) > 8 and all(loaded[key].equal(value) for key, value in saved.items())
+
+
+@pytest.mark.parametrize("source", HALVES)
+@pytest.mark.parametrize("form", HALVES)
 def test_an_optimizer_keeps_the_fields_that_another_did_not_save(outcomes, source, form):
     assert outcomes[f"{source} into another's {form}"] == "loaded"
 

@@ -96,6 +96,29 @@ def test_a_restored_sampler_continues_the_ramp_up_and_the_data(stop):
     assert restored.consumed_samples == sum(len(step) for step in whole[: stop + 2])
 
 
+@pytest.mark.parametrize("size", [4, 20, 28])
+@pytest.mark.parametrize("stop", [2, 9, 12, 13])
+def test_a_resume_with_another_batch_size_goes_on_in_its_pass_and_begins_the_next_ones_with_their_first_samples(
+    stop, size
+):
+    """Passes of 70 samples: eight steps of 8, which leave out 6."""
+    before = make()
+    before.connect(SimpleNamespace(global_step=stop))
+    before.transform_dataloader(DataLoader(Numbers(70)))
+    after, trainer = make(global_batch_size=size), SimpleNamespace(global_step=stop)
+    after.connect(trainer)
+    loader = after.transform_dataloader(DataLoader(Numbers(70)))
+    after.load_state_dict(before.state_dict())
+    passes = []
+    for _ in range(3):
+        passes.append([rows(item) for item in loader])
+        trainer.global_step += len(passes[-1])
+    reached = stop % 8 * 8
+    expected = [[*range(first, first + size)] for first in range(reached, 71 - size, size)]
+    whole = [[*range(first, first + size)] for first in range(0, 71 - size, size)]
+    assert passes == ([expected] if expected else []) + [whole] * (2 if expected else 3)
+
+
 def test_validation_starts_at_zero_with_full_batches_whatever_training_has_consumed():
     sampler = make(rampup_batch_size=[4, 4, 12], init_consumed_samples=4)
     by_attribute = sampler.transform_dataloader(WrappedDataLoader(mode="validation", dataset=Numbers(20)))

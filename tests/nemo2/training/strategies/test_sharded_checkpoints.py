@@ -16,8 +16,9 @@ TENSORS_CUT = {"tensor_model_parallel_size": 2, "sequence_parallel": True}
 STOP = 2
 INTERRUPTED = [(kind, case) for kind in KINDS for case in ("frozen for some steps", "frozen")]
 INTERRUPTED += [(kind, "overflowing") for kind in KINDS[:2]] + [(KINDS[2], "biased experts"), (KINDS[2], "adapters")]
+INTERRUPTED += [("MegatronStrategy", "experts with dropout")]
 """A layer without updates, for some steps or all; steps whose gradients are infinite under the loss scale; a buffer, and a part
-of a model, in 16 bits."""
+of a model, in 16 bits, whose weights the strategy would start from otherwise; random streams of the ranks' own."""
 BIASED_EXPERTS = {
     "num_moe_experts": 4,
     "moe_router_topk": 2,
@@ -127,9 +128,12 @@ def interrupted(directory: str) -> dict[tuple[str, str], tuple[list[float], list
         freezing = [LayerFreezer(frozen[case])] if case in frozen else []
         scaled = nl.MegatronMixedPrecision("16-mixed", fp16_initial_loss_scale=2.0**24, fp16_hysteresis=2)
         precision = {"overflowing": scaled, "biased experts": "bf16-mixed", "adapters": "bf16-mixed"}.get(case, "32")
-        model = small_runs.build_llama(distributed=True, **(BIASED_EXPERTS if case == "biased experts" else {}))
-        model.model_transform = LoRA(dim=4, lora_B_init_method="normal") if case == "adapters" else None
-        strategy = sharded_runs.strategies()[kind](restore_config=restore_config)
+        model = small_runs.build_llama(distributed=True, **(BIASED_EXPERTS if "experts" in case else {}))
+        dropping = {"adapters": 0.0, "experts with dropout": 0.5}
+        if case in dropping:
+            model.model_transform = LoRA(dim=4, lora_B_init_method="normal", dropout=dropping[case])
+        sizes = {"expert_model_parallel_size": 2} if kind == "MegatronStrategy" else {}
+        strategy = sharded_runs.strategies()[kind](restore_config=restore_config, **sizes)
         run = {"max_steps": 2 * STOP + 1, "callbacks": [*freezing, *callbacks], "precision": precision} | options
         return small_runs.fit(model, strategy=strategy, **run)["losses"]
 
@@ -141,7 +145,7 @@ def interrupted(directory: str) -> dict[tuple[str, str], tuple[list[float], list
             losses(kind, "base", small_runs.keep(f"{place} base"), max_steps=1)
             base = nl.RestoreConfig(path=f"{place} base/step=1")
         whole = losses(kind, case, keep, restore_config=base)
-        found[kind, case] = whole[STOP:], losses(kind, case, ckpt_path=f"{place}/step={STOP}")
+        found[kind, case] = whole[STOP:], losses(kind, case, ckpt_path=f"{place}/step={STOP}", restore_config=base)
     return found
 
 
