@@ -41,6 +41,7 @@ _FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2": ("Qwen2", {}),
     "mixtral": ("Mixtral", {}),
     "phi3": ("Phi3", {}),
+    "nemotron": ("Nemotron", {}),
     "deepseek": ("DeepseekV2", _LATENT | {"first_k_dense_replace": 2}),
     "deepseek with experts": ("DeepseekV2", _LATENT | {"first_k_dense_replace": 1}),
 }

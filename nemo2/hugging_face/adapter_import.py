@@ -290,6 +290,8 @@ def _lengths(rows: Rows, adapters: Mapping[str, Adapter], base: TensorSource) ->
 def _targets(rows: Iterable[_Target], config: Any, *, apart: bool) -> list[str]:
     """The names for ``target_modules``, short if all layers of that name are included."""
     layers = [(_linear_name(target.module), target.part) for target in rows]
+    if apart:  # a layer that isn't fused (`linear_fc1` without a gate) goes by its last part
+        layers = [(name, part or PARTS.get(name.rpartition(".")[2], ("",))[-1]) for name, part in layers]
     lasts = (name.rpartition(".")[2] for name in linear_layers(config) or {})
     names = (part for last in lasts for part in (PARTS.get(last, (last,)) if apart else (last,)))
     return short_names((f"{name.rpartition('.')[0]}.{part}" if part else name for name, part in layers), names)

@@ -59,6 +59,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         {"target_modules": ["q_proj"], "modules_to_save": ["embed_tokens"], "ensure_weight_tying": True},
     ),
     "transposed layers": ("gpt2", {"target_modules": ["c_attn", "c_fc"]}),
+    "a layer without a gate": ("nemotron", {"target_modules": ["q_proj", "v_proj", "up_proj"]}),
     "latent attention": ("deepseek", {"target_modules": ["q_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj"]}),
 }
 KINDS = {
@@ -77,6 +78,7 @@ DAILY = (
     "beside experts",
     "latent attention",
     "transposed layers",
+    "a layer without a gate",
     *TRAINED,
 )
 STEPS, RATE = 3, 1e-3
