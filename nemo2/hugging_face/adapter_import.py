@@ -47,7 +47,7 @@ from nemo2.models.conversion.pieces import Piece
 from nemo2.models.conversion.table import Conversion, Entry, released_shapes
 from nemo2.models.peft import CanonicalDoRA, CanonicalLoRA, DoRA, LoRA
 from nemo2.models.peft.canonical_lora import PARTS
-from nemo2.models.walker import linear_layers
+from nemo2.models.walker import linear_layers, mtp_layer_name
 
 _T = TypeVar("_T")
 _SHOWN = 5
@@ -260,7 +260,8 @@ def _refuse_other_sizes(adapters: Mapping[str, Adapter], entries: Sequence[Entry
 
 def _linear_name(module: str) -> str:
     """The name that `linear_layers` gives a layer. Experts share one name."""
-    return re.sub(r"\.local_experts\.\d+", "", module.removeprefix("module."))
+    name = re.sub(r"\.local_experts\.\d+", "", module.removeprefix("module."))
+    return name.replace(".transformer_layer.", f".{mtp_layer_name()}.")
 
 
 def _cut(
