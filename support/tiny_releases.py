@@ -41,7 +41,19 @@ _FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2": ("Qwen2", {}),
     "mixtral": ("Mixtral", {}),
     "phi3": ("Phi3", {}),
+    "nemotron": ("Nemotron", {}),
     "deepseek": ("DeepseekV2", _LATENT | {"first_k_dense_replace": 2}),
+    "glm4 moe": (
+        "Glm4Moe",
+        {
+            "head_dim": 8,
+            "n_routed_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 16,
+            "first_k_dense_replace": 1,
+            "num_mtp_layers": 0,
+        },
+    ),
     "deepseek with experts": ("DeepseekV2", _LATENT | {"first_k_dense_replace": 1}),
 }
 

@@ -53,7 +53,8 @@ class PreTrainingDataModule(MegatronDataModule):
         micro_batch_size, global_batch_size, rampup_batch_size: See `MegatronDataSampler`.
         dataloader_type, init_consumed_samples, init_global_step, output_log: See `MegatronDataSampler`.
         num_workers, pin_memory, persistent_workers: See `torch.utils.data.DataLoader`.
-        reset_position_ids: Restart positions after each end of a document.
+        reset_position_ids: Restart positions after each end of a document. Only learned positions are read from the data:
+            another ``position_embedding_type`` of the model is reported.
         reset_attention_mask: Restrict attention to the tokens of the same document, by a mask in each item. Transformer
             Engine's attention takes no such mask, which is reported.
         eod_mask_loss: Leave the prediction after each end of a document out of the loss.
@@ -160,6 +161,14 @@ class PreTrainingDataModule(MegatronDataModule):
             warn_without_effect(
                 "Transformer Engine's attention makes a causal mask over the whole sample.",
                 reset_attention_mask=(self.reset_attention_mask, False),
+            )
+        model = getattr(getattr(self.trainer, "lightning_module", None), "config", None)
+        positions = getattr(model, "position_embedding_type", "learned_absolute")
+        if positions != "learned_absolute":
+            warn_without_effect(
+                f"Models with position_embedding_type={positions!r} read no positions from the data. Distances between tokens "
+                "are the same in every document; reset_attention_mask keeps documents apart.",
+                reset_position_ids=(self.reset_position_ids, False),
             )
         sizes = {split: size for split, size in self._sizes().items() if split in splits and size != 0}
         if not sizes:

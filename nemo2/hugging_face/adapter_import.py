@@ -47,7 +47,7 @@ from nemo2.models.conversion.pieces import Piece
 from nemo2.models.conversion.table import Conversion, Entry, released_shapes
 from nemo2.models.peft import CanonicalDoRA, CanonicalLoRA, DoRA, LoRA
 from nemo2.models.peft.canonical_lora import PARTS
-from nemo2.models.walker import linear_layers
+from nemo2.models.walker import linear_layers, mtp_layer_name
 
 _T = TypeVar("_T")
 _SHOWN = 5
@@ -260,7 +260,8 @@ def _refuse_other_sizes(adapters: Mapping[str, Adapter], entries: Sequence[Entry
 
 def _linear_name(module: str) -> str:
     """The name that `linear_layers` gives a layer. Experts share one name."""
-    return re.sub(r"\.local_experts\.\d+", "", module.removeprefix("module."))
+    name = re.sub(r"\.local_experts\.\d+", "", module.removeprefix("module."))
+    return name.replace(".transformer_layer.", f".{mtp_layer_name()}.")
 
 
 def _cut(
@@ -290,6 +291,8 @@ def _lengths(rows: Rows, adapters: Mapping[str, Adapter], base: TensorSource) ->
 def _targets(rows: Iterable[_Target], config: Any, *, apart: bool) -> list[str]:
     """The names for ``target_modules``, short if all layers of that name are included."""
     layers = [(_linear_name(target.module), target.part) for target in rows]
+    if apart:  # a layer that isn't fused (`linear_fc1` without a gate) goes by its last part
+        layers = [(name, part or PARTS.get(name.rpartition(".")[2], ("",))[-1]) for name, part in layers]
     lasts = (name.rpartition(".")[2] for name in linear_layers(config) or {})
     names = (part for last in lasts for part in (PARTS.get(last, (last,)) if apart else (last,)))
     return short_names((f"{name.rpartition('.')[0]}.{part}" if part else name for name, part in layers), names)

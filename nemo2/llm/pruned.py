@@ -2,6 +2,7 @@
 """The parts of a dense model that pruning keeps: sizes, the indices of kept parts, and the kept part of each
 parameter."""
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Optional
 
@@ -11,6 +12,7 @@ from torch import Tensor
 from nemo2.base.errors import ConfigError
 from nemo2.config.capture import captured_arguments, configurable
 from nemo2.llm.importances import Importances
+from nemo2.models.conversion.settings import windowed_layers
 
 FAMILIES = (
     "baichuan",
@@ -78,10 +80,11 @@ class Sizes:
     def __post_init__(self) -> None:
         config, to = self.before, self.to
         family = type(config).__module__.rpartition(".")[2]
-        if family not in FAMILIES or config.num_moe_experts or getattr(config, "multi_latent_attention", False):
+        others = config.num_moe_experts, config.mtp_num_layers, getattr(config, "multi_latent_attention", False)
+        if family not in FAMILIES or any(others):
             raise ConfigError(
-                f"{type(config).__name__} cannot be pruned, because its layers differ, or because it has experts or "
-                f"latent attention. nemo2 prunes dense models of {', '.join(FAMILIES)}."
+                f"{type(config).__name__} cannot be pruned, because its layers differ, or because it has experts, latent "
+                f"attention or multi-token prediction. nemo2 prunes dense models of {', '.join(FAMILIES)}."
             )
         if not any(value is not None for value in asdict(to).values()):
             raise ConfigError("pruning_config sets no size, so there is nothing to prune. Set a target size.")
@@ -146,9 +149,10 @@ class Sizes:
                 f"{self.new_layers} or less."
             )
 
-    def config(self) -> Any:
-        """The configuration of the pruned model."""
+    def config(self, layers: Sequence[int]) -> Any:
+        """The configuration of the pruned model, of ``layers`` counted from 0: each has the window and the positions it had."""
         before = self.before
+        windowed, unrotated = windowed_layers(before), getattr(before, "no_rope_freq", None)
         heads, groups = self.new_heads
         changes = {
             "num_layers": self.new_layers,
@@ -159,6 +163,10 @@ class Sizes:
             "kv_channels": before.kv_channels,
             "seq_length": before.seq_length,
         }
+        if any(windowed):
+            changes["window_attn_skip_freq"] = [int(windowed[layer]) for layer in layers]
+        if unrotated:  # Megatron-Core has made it a list
+            changes["no_rope_freq"] = [unrotated[layer] for layer in layers]
         return type(before)(**((captured_arguments(before) or {}) | changes))
 
     def kept(self, importances: Importances) -> "Kept":

@@ -111,7 +111,7 @@ def prune(
             for name, tensor in named_parameters(model.trainer)
             if (renamed := kept.renamed(name)) is not None
         }
-        small = type(model)(config=sizes.config(), tokenizer=model.tokenizer)
+        small = type(model)(config=sizes.config(kept.layers), tokenizer=model.tokenizer)
         _in_plain_layers(small)
     trainer = trainer_for(**sizes.stages(pp_size))
     with set_up(trainer, small), torch.no_grad():

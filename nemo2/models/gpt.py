@@ -233,8 +233,6 @@ class GPTConfig(TransformerConfig):
             post_process = parallel_state.is_pipeline_last_stage(ignore_virtual=vp_stage is None, vp_stage=vp_stage)
         from nemo2.models.layers.spec import mtp_block_spec
 
-        if self.num_moe_experts or self.mtp_num_layers:
-            forget_tracked_losses()
         layers = self._resolve_layer_spec(vp_stage)
         build = partial(
             MegatronGPTModel,
@@ -407,6 +405,7 @@ class GPTModel(FNMixin, pl.LightningModule):
         """Build one chunk of the pipeline: that of virtual stage ``vp_stage``. None: this rank's first or only
         chunk."""
         self._part_experts()
+        forget_tracked_losses()
         chunk = self.config.configure_model(self.tokenizer, vp_stage=vp_stage)
         self.padded_vocab_size = chunk.vocab_size
         return chunk

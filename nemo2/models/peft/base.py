@@ -19,6 +19,7 @@ from typing import Optional
 
 from torch import nn
 
+from nemo2.config.provenance import adjust
 from nemo2.mcore.parallel.transform import walk
 
 
@@ -50,10 +51,14 @@ class PEFT(ABC):
         return walk(model, of)
 
     def freeze_model(self, model: nn.Module) -> None:
-        """Freeze all parameters. Only the parameters that `transform` adds or unfreezes are then trained. A subclass may
-        freeze fewer parameters."""
+        """Freeze all parameters, and the biases by which routers select experts, which Megatron-Core updates without
+        gradients. Only the parameters that `transform` adds or unfreezes are then trained. A subclass may freeze fewer
+        parameters."""
         for parameter in model.parameters():
             parameter.requires_grad_(False)
+        config = getattr(model, "config", None)
+        if getattr(config, "moe_router_enable_expert_bias", False):
+            adjust(config, "moe_router_bias_update_rate", 0.0, why="the routers are frozen (peft)")
 
     def refuse_unknown_targets(self, linear_layers: Optional[Mapping[str, tuple[int, int]]]) -> None:  # noqa: B027
         """Check the method's targets before the model is built. A method without targets has nothing to check.

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Distillation: a teacher beside the trained model, whose output distributions the student learns in place of the
-text's next tokens.
+text's next tokens. Multi-token prediction of the student learns from the text.
 
 The teacher has its own sizes but the student's layout, on the same process groups. In a pipeline the teacher reads all
 of a step's micro-batches, one stage after the other, before the student's schedule begins. Its logits stay on the last
@@ -12,6 +12,7 @@ import copy
 import logging
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Optional
@@ -105,6 +106,8 @@ class DistillationCallback(pl.Callback):
         self.kept_bytes = 0
         """The bytes of a micro-batch's logits that wait for the student's schedule."""
         self._teacher_logits: deque[Optional[TeacherLogits]] = deque()
+        self._text: Optional[Tensor] = None
+        """The text's next tokens in the micro-batch whose logits the student computes."""
         self._digest = ""
         """The digest of the teacher's weights. "": unknown."""
 
@@ -160,8 +163,9 @@ class DistillationCallback(pl.Callback):
 
     def on_megatron_microbatch_start(self, step: MegatronStep, batch: dict[str, Any]) -> None:
         if step.stage == "training":
-            batch["text"] = batch.pop("labels")
-            batch["labels"] = None  # without labels the student's last stage returns logits
+            batch["text"] = self._text = batch["labels"]
+            if not step.pl_module.config.mtp_num_layers:  # which learns its further predictions from labels
+                batch["labels"] = None  # without labels the student's last stage returns logits
             if not _in_pipeline():
                 self._teacher_logits.append(self._logits_of_teacher(batch, step))
 
@@ -172,12 +176,30 @@ class DistillationCallback(pl.Callback):
 
     def _distilled_step(self, step: MegatronStep) -> Callable[..., Any]:
         def forward_step(iterator: Iterator[Any], chunk: Any, **options: Any) -> tuple[Any, Callable[..., Any]]:
-            output, reduce = step.forward_step_func(iterator, chunk, **options)
+            with self._with_logits(core_of(chunk)):
+                output, reduce = step.forward_step_func(iterator, chunk, **options)
             [batch] = reduce.args
             teacher = self._teacher_logits.popleft()
             return output, lambda logits: reduce(self._loss(logits, teacher, batch["text"]))
 
         return forward_step
+
+    @contextmanager
+    def _with_logits(self, core: Any) -> Iterator[None]:
+        """A context in which a student with multi-token prediction returns logits as one without labels does."""
+        if not core.config.mtp_num_layers or not core.post_process:
+            yield
+            return
+        losses = core.compute_language_model_loss
+
+        def logits_or_losses(labels: Tensor, logits: Tensor) -> Tensor:
+            return logits.transpose(0, 1).contiguous() if labels is self._text else losses(labels, logits)
+
+        core.compute_language_model_loss = logits_or_losses
+        try:
+            yield
+        finally:
+            core.compute_language_model_loss = losses
 
     def _loss(self, logits: Tensor, teacher: Optional[TeacherLogits], text: Tensor) -> Tensor:
         """The loss of each token, ``[batch, sequence]``."""

@@ -3,6 +3,7 @@
 
 import os
 import pickle
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
 from megatron.core.datasets.indexed_dataset import IndexedDataset
 
 from nemo2.base.errors import ConfigError, DataError
+from nemo2.config import notices
 from nemo2.data.megatron_datasets import TokenReader
 from nemo2.data.pretraining import PreTrainingDataModule
 from nemo2.data.tokenizer import BPETokenizer, ByteTokenizer, NullTokenizer
@@ -135,15 +137,21 @@ def test_a_resume_with_other_passes_over_a_corpus_tells_that_the_order_differs(
     assert ("another order than before the resume" in caplog.text) != same_order
 
 
-@pytest.mark.parametrize("mask", ["create_attention_mask", "reset_attention_mask"])
-def test_masks_and_ends_of_documents_can_be_asked_for(tmp_path, mask):
-    data = module(corpus(tmp_path / "a"), split="1,0,0", eod_mask_loss=True, reset_position_ids=True, **{mask: True})
+@pytest.mark.parametrize(
+    ("mask", "positions"), [("create_attention_mask", "learned_absolute"), ("reset_attention_mask", "rope")]
+)
+def test_masks_and_ends_of_documents_can_be_asked_for(tmp_path, monkeypatch, caplog, mask, positions):
+    monkeypatch.setattr(notices, "_announced", set())
+    steps = trainer(lightning_module=SimpleNamespace(config=SimpleNamespace(position_embedding_type=positions)))
+    options = {"split": "1,0,0", "eod_mask_loss": True, "reset_position_ids": True, mask: True}
+    data = module(corpus(tmp_path / "a"), steps=steps, **options)
     sample = datasets(data, "fit")["train"]
     with_end = next(s for s in (sample[i] for i in range(len(sample))) if (s["tokens"][:-1] == VOCAB - 1).any())
     end = int((with_end["tokens"] == VOCAB - 1).nonzero()[0])
     assert with_end["attention_mask"].shape == (1, SEQ, SEQ)
     assert bool(with_end["attention_mask"][0, end + 1, end]) == (mask == "reset_attention_mask")
     assert with_end["loss_mask"][end] == 0 and with_end["position_ids"][end + 1] == 0
+    assert ("reset_position_ids=True has no effect" in caplog.text) == (positions == "rope")
 
 
 def test_only_what_a_stage_needs_is_built(tmp_path):

@@ -15,10 +15,16 @@ from nemo2.base.errors import CheckpointError, ConfigError, Nemo2Error
 from nemo2.checkpoint.context import load_context
 from nemo2.checkpoint.directory import read_manifest
 from nemo2.cli.app import app
-from nemo2.hugging_face.adapter_import import import_adapter
+from nemo2.errors import CheckpointError, ConfigError, Nemo2Error
+from nemo2.hugging_face.adapter_import import _linear_name, import_adapter
+from nemo2.hugging_face.adapter_rows import module_of
 from nemo2.hugging_face.adapters import export_adapter
 from nemo2.hugging_face.api import import_ckpt
+from nemo2.hugging_face.released import described
+from nemo2.models.conversion.families import conversion_for
+from nemo2.models.walker import linear_layers
 from support import nightly, small_runs
+from support.hf_models import ROWS, released_config
 from support.peft_models import logits_of, logits_of_checkpoint, made_by_peft, steps
 from support.tiny_releases import released
 
@@ -59,6 +65,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         {"target_modules": ["q_proj"], "modules_to_save": ["embed_tokens"], "ensure_weight_tying": True},
     ),
     "transposed layers": ("gpt2", {"target_modules": ["c_attn", "c_fc"]}),
+    "a layer without a gate": ("nemotron", {"target_modules": ["q_proj", "v_proj", "up_proj"]}),
     "latent attention": ("deepseek", {"target_modules": ["q_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj"]}),
 }
 KINDS = {
@@ -77,6 +84,7 @@ DAILY = (
     "beside experts",
     "latent attention",
     "transposed layers",
+    "a layer without a gate",
     *TRAINED,
 )
 STEPS, RATE = 3, 1e-3
@@ -265,6 +273,15 @@ def test_what_our_methods_have_not_got_is_refused_by_field_and_value(adapter, tm
         import_adapter(adapter, tmp_path / "out")
     assert f"{field}={value!r}" in str(error.value)
     assert not (tmp_path / "out").exists()
+
+
+def test_layers_of_further_predictions_are_among_the_models_linear_layers():
+    row = next(row for row in ROWS if row.name == "GLM-4.5")
+    conversion = conversion_for(released_config(row))
+    config = described(conversion, released_config(row) | {"num_nextn_predict_layers": 1})
+    modules = {module_of(entry)[0] for entry in conversion.entries(config, vocab_rows=config.vocab_size)}
+    further = {_linear_name(module) for module in modules if ".mtp." in module and "linear" in module}
+    assert further and further <= set(linear_layers(config) or {})
 
 
 BAD: dict[str, tuple[Any, str]] = {

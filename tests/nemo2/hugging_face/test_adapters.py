@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from nemo2.config.provenance import adjust
 from support import nightly, small_runs
 from support.peft_models import logits_of, logits_of_checkpoint, our_logits_of
 from support.tiny_releases import model_of, released
@@ -24,17 +25,21 @@ CASES: dict[str, tuple[str, str, list[str]]] = {
     "phi3, parts": ("phi3", "CanonicalLoRA", PARTS),
     EXPERTS: ("mixtral", "LoRA", ["linear_qkv", "linear_fc1", "linear_fc2"]),
     "mixtral": ("mixtral", "LoRA", ["linear_qkv", "linear_proj"]),
+    "frozen biases of routers": ("glm4 moe", "LoRA", ["linear_proj"]),
 }
-DAILY = ("llama", "llama, DoRA", "qwen2, parts", "phi3, parts", EXPERTS)
+CHANGES = {"frozen biases of routers": {"moe_router_bias_update_rate": 1.0}}
+DAILY = ("llama", "llama, DoRA", "qwen2, parts", "phi3, parts", EXPERTS, "frozen biases of routers")
 
 
-def train(folder: str, directory: str, method: Any) -> Any:
+def train(folder: str, directory: str, method: Any, **changes: Any) -> Any:
     """Two steps from the release, the adapters kept at the end. Returns the logits then."""
     from nemo2.checkpoint.auto_resume import RestoreConfig
     from nemo2.checkpoint.model_checkpoint import ModelCheckpoint
 
     small_runs.release()
     model = model_of(folder, rate=1e-3)
+    for field, value in changes.items():
+        adjust(model.config, field, value, why="what must not be trained would tell")
     model.model_transform = method
     keep = ModelCheckpoint(dirpath=directory, filename="{step}", save_last=False, save_optim_on_train_end=True)
     return small_runs.fit(
@@ -59,7 +64,7 @@ def compared(directory: str, name: str) -> dict[str, Any]:
     family, kind, targets = CASES[name]
     folder, place = released(directory, family), f"{directory}/{name}"
     method = getattr(methods, kind)(target_modules=targets, dim=4, alpha=8, lora_B_init_method="normal")
-    ours = train(folder, place, method)
+    ours = train(folder, place, method, **CHANGES.get(name, {}))
     adapter = export_adapter(f"{place}/step=2", f"{place}/hf")
     base = transformers.AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager")
     theirs: Any = peft.PeftModel.from_pretrained(base, str(adapter), is_trainable=True)

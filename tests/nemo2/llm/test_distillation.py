@@ -24,7 +24,10 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "plain": {},
     "warm": {"logit_kl_temperature": 2.0, "skip_lm_loss": False, "kd_loss_scale": 0.5},
     "top": {"logit_kl_topk": 5},
+    "further": {},
 }
+STUDENTS = {"further": "further"}
+"""The students of settings, where it isn't the plain one."""
 
 
 def parts(directory: str, name: str, *, max_steps: int, **strategy: Any) -> dict[str, Any]:
@@ -50,7 +53,9 @@ def save(directory: str) -> dict[str, str]:
     from nemo2.llm import api
 
     found = {}
-    for name, config in {"student": {}, "teacher": TEACHER, "other": {"make_vocab_size_divisible_by": 96}}.items():
+    further = {"mtp_num_layers": 1}
+    sizes = {"student": {}, "teacher": TEACHER, "other": {"make_vocab_size_divisible_by": 96}, "further": further}
+    for name, config in sizes.items():
         run = parts(directory, name, max_steps=2)
         model = small_runs.build_llama(**{"vocab_size": None, "lr": 0.05} | config)
         model.tokenizer = run["data"].tokenizer
@@ -67,7 +72,8 @@ def distilled(directory: str, places: dict[str, str], settings: str, **strategy:
     recorder, beside = small_runs.Recorder(), Beside(SETTINGS[settings])
     run["trainer"].callbacks += [recorder, *([] if strategy or torch.distributed.get_world_size() > 1 else [beside])]
     config = llm.DistillationConfig(**SETTINGS[settings])
-    place = llm.distill(places["student"], places["teacher"], **run, distillation_config=config)
+    student = places[STUDENTS.get(settings, "student")]
+    place = llm.distill(student, places["teacher"], **run, distillation_config=config)
     return {"losses": recorder.losses, "grad_norms": recorder.grad_norms, "apart": beside.apart, "place": str(place)}
 
 
@@ -84,7 +90,7 @@ class Beside(pl.Callback):
 
         teacher = next(one.core for one in step.trainer.callbacks if isinstance(one, DistillationCallback))
         student: Any = core_of(step.pl_module)
-        losses, sums, counts = [], [], []
+        losses, sums, counts, text = [], [], [], []
         for batch in step.microbatches():
             inputs = batch["tokens"], batch["position_ids"], None
             with torch.no_grad():
@@ -94,8 +100,10 @@ class Beside(pl.Callback):
             sums.append((per_token * mask).sum())
             counts.append(mask.sum())
             losses.append(sums[-1] / counts[-1])
+            if student.config.mtp_num_layers:  # whose losses join the backward of a loss of the text that is 0 here
+                text.append(0 * student(*inputs, labels=batch["labels"], loss_mask=mask).sum())
         parameters = dict(student.named_parameters())
-        gradients = torch.autograd.grad(sum(losses) / len(losses), list(parameters.values()))
+        gradients = torch.autograd.grad(sum([*losses, *text]) / len(losses), list(parameters.values()))
         apart = max(
             float((parameter.main_grad - gradient).norm() / gradient.norm())
             for parameter, gradient in zip(parameters.values(), gradients, strict=True)

@@ -190,6 +190,21 @@ def test_sizes_and_layouts_that_cannot_be_are_refused(to, layout, words):
         Sizes(small_runs.build_llama().config, PruningConfig(**to)).refuse_layout(**layout)
 
 
+@pytest.mark.parametrize("pattern", [None, 2, [1, 0, 1, 1]])
+def test_layers_that_are_left_have_their_windows_and_positions(pattern):
+    from nemo2.llm.pruned import PruningConfig, Sizes
+    from nemo2.models.conversion.settings import windowed_layers
+    from nemo2.models.llama import LlamaConfig
+
+    whole = LlamaConfig(
+        num_layers=4, hidden_size=32, num_attention_heads=4, vocab_size=64, window_size=(3, 0),
+        window_attn_skip_freq=pattern, no_rope_freq=pattern,
+    )  # fmt: skip
+    left = Sizes(whole, PruningConfig(drop_layers=[2])).config([0, 2, 3])
+    for layers in (windowed_layers, lambda config: config.no_rope_freq or [0] * config.num_layers):
+        assert layers(left) == [layers(whole)[layer] for layer in (0, 2, 3)]
+
+
 def test_what_is_not_pruned_is_refused(tmp_path):
     from nemo2 import llm
 

@@ -16,16 +16,17 @@ EXPERTS = {
 STEPS, EVERY = 4, 2
 
 
-def train_two() -> list[float]:
-    losses = []
-    for layers in (2, 3):
-        model = small_runs.build_llama(num_layers=layers, **EXPERTS)
-        losses += small_runs.fit(model, max_steps=1)["losses"]
-    return losses
+def train_deeper_and_deeper() -> list[float]:
+    from nemo2.models.ssm import MambaModel, SSMConfig
+
+    hybrid = {"hybrid_override_pattern": "M*-E", "mamba_num_groups": 2, "mamba_head_dim": 8, "mamba_state_dim": 8}
+    models = [small_runs.build_llama(num_layers=layers, **EXPERTS) for layers in (2, 3)]
+    models.append(MambaModel(SSMConfig(**small_runs.MODEL | EXPERTS | hybrid | {"num_layers": 4})))
+    return [loss for model in models for loss in small_runs.fit(model, max_steps=1)["losses"]]
 
 
 def test_a_deeper_model_trains_after_a_shallower_one(run_on_ranks: Any) -> None:
-    assert len(run_on_ranks(train_two, 1)[0]) == 2
+    assert len(run_on_ranks(train_deeper_and_deeper, 1)[0]) == 3
 
 
 def logged(config: dict[str, Any], **options: Any) -> dict[str, Any]:
