@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Optional
 
 from nemo2.base.gpus import GIB, HEADROOM, OUTSIDE_TORCH, Answer, answer_of
+from nemo2.report.pictures.schedule import Schedule
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -226,6 +227,8 @@ class Rehearsal:
     """The layout in words."""
     sizes: Mapping[str, Optional[int]]
     """The sizes tp, pp, vp, cp, ep, etp, dp."""
+    schedule: Schedule
+    """The order of the passes of all stages."""
     seq_length: int
     """Tokens per sequence."""
     micro_batch_size: int
@@ -251,10 +254,7 @@ class Rehearsal:
         Raises:
             KeyError: there is no such kind.
         """
-        ranks = [rank for rank in self.ranks if rank.kind == kind]
-        if not ranks:
-            raise KeyError(kind)
-        return ranks[0]
+        return {rank.kind: rank for rank in self.ranks}[kind]
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON, including the sums that are properties."""
