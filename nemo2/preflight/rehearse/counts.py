@@ -100,18 +100,6 @@ class FlopCount:
     """Floating-point operations in a step."""
 
 
-@dataclass(frozen=True)
-class Event:
-    """The forward or backward of one micro-batch through one chunk."""
-
-    kind: str
-    """"forward" or "backward"."""
-    chunk: int
-    """The number of the chunk on this rank, from 0."""
-    microbatch: int
-    """The number of the micro-batch, from 0."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class RankRehearsal:
     """One rank, which represents all ranks of its kind."""
@@ -130,8 +118,6 @@ class RankRehearsal:
     """The collectives of a step."""
     flops: tuple[FlopCount, ...]
     """The arithmetic of a step."""
-    timeline: tuple[Event, ...]
-    """The events in the order of Megatron-Core's schedule, for `num_microbatches_rehearsed`."""
     num_microbatches: int
     """Micro-batches in a step of the job."""
     num_microbatches_rehearsed: int
@@ -261,7 +247,6 @@ class Rehearsal:
         result = dataclasses.asdict(self)
         for rank, entry in zip(self.ranks, result["ranks"], strict=True):
             entry["memory"]["total"] = rank.memory.total
-            entry["timeline"] = [[event.kind, event.chunk, event.microbatch] for event in rank.timeline]
         verdict = self.verdict
         result["verdict"] = {
             name: getattr(verdict, name)
