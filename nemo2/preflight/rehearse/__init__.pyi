@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
 from nemo2.preflight.rehearse.counts import CollectiveCount as CollectiveCount
-from nemo2.preflight.rehearse.counts import Event as Event
 from nemo2.preflight.rehearse.counts import FlopCount as FlopCount
 from nemo2.preflight.rehearse.counts import MemoryCount as MemoryCount
 from nemo2.preflight.rehearse.counts import RankRehearsal as RankRehearsal

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Optional
 
 from nemo2.base.gpus import GIB, HEADROOM, OUTSIDE_TORCH, Answer, answer_of
+from nemo2.report.pictures.schedule import Schedule
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,18 +100,6 @@ class FlopCount:
     """Floating-point operations in a step."""
 
 
-@dataclass(frozen=True)
-class Event:
-    """The forward or backward of one micro-batch through one chunk."""
-
-    kind: str
-    """"forward" or "backward"."""
-    chunk: int
-    """The number of the chunk on this rank, from 0."""
-    microbatch: int
-    """The number of the micro-batch, from 0."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class RankRehearsal:
     """One rank, which represents all ranks of its kind."""
@@ -129,8 +118,6 @@ class RankRehearsal:
     """The collectives of a step."""
     flops: tuple[FlopCount, ...]
     """The arithmetic of a step."""
-    timeline: tuple[Event, ...]
-    """The events in the order of Megatron-Core's schedule, for `num_microbatches_rehearsed`."""
     num_microbatches: int
     """Micro-batches in a step of the job."""
     num_microbatches_rehearsed: int
@@ -226,6 +213,8 @@ class Rehearsal:
     """The layout in words."""
     sizes: Mapping[str, Optional[int]]
     """The sizes tp, pp, vp, cp, ep, etp, dp."""
+    schedule: Schedule
+    """The order of the passes of all stages."""
     seq_length: int
     """Tokens per sequence."""
     micro_batch_size: int
@@ -251,17 +240,13 @@ class Rehearsal:
         Raises:
             KeyError: there is no such kind.
         """
-        ranks = [rank for rank in self.ranks if rank.kind == kind]
-        if not ranks:
-            raise KeyError(kind)
-        return ranks[0]
+        return {rank.kind: rank for rank in self.ranks}[kind]
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON, including the sums that are properties."""
         result = dataclasses.asdict(self)
         for rank, entry in zip(self.ranks, result["ranks"], strict=True):
             entry["memory"]["total"] = rank.memory.total
-            entry["timeline"] = [[event.kind, event.chunk, event.microbatch] for event in rank.timeline]
         verdict = self.verdict
         result["verdict"] = {
             name: getattr(verdict, name)

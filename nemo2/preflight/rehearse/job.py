@@ -19,6 +19,7 @@ from nemo2.preflight.checks import check_recipe
 from nemo2.preflight.rehearse.advice import smallest_change
 from nemo2.preflight.rehearse.counts import RankRehearsal, Rehearsal, Verdict, parts_of, peak_of
 from nemo2.preflight.rehearse.stage import computes_in_eight_bits, keeps_weights_in_eight_bits, rehearse_rank, stages_of
+from nemo2.report.pictures.schedule import schedule_of
 
 
 def rehearse(
@@ -77,6 +78,9 @@ def rehearse(
             "etp": layout.expert_tensor_size,
             "dp": layout.data_parallel_size(world),
         },
+        schedule=schedule_of(
+            recipe, chunks=[len(ranks[0].layers)] * layout.pp, num_microbatches=ranks[0].num_microbatches
+        ),
         seq_length=data.seq_length,
         micro_batch_size=data.micro_batch_size,
         global_batch_size=data.global_batch_size,

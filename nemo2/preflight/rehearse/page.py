@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """A rehearsal as one HTML page: memory as stacked bars, the pipeline's timeline, and the tables."""
 
-from nemo2.base.gpus import GIB, GPU, OUTSIDE_TORCH, gpu
+from collections.abc import Sequence
+
+from nemo2.base.gpus import GIB, OUTSIDE_TORCH
 from nemo2.preflight.rehearse.counts import MemoryCount, RankRehearsal, Rehearsal
-from nemo2.preflight.rehearse.step_timeline import REACHED, step_timeline
 from nemo2.preflight.rehearse.text import flop_rows, message_rows, verdict_lines
 from nemo2.report.pictures.charts import Bar, Limit, stacked_bars
 from nemo2.report.pictures.page import cards, figure, page, paragraph, section, table
 from nemo2.report.pictures.pipeline import draw_timeline
+from nemo2.report.pictures.schedule import Schedule, Timeline, timeline
 from nemo2.report.pictures.svg import Canvas
 
 
@@ -30,7 +32,7 @@ def render_page(rehearsal: Rehearsal) -> str:
         cards(glance),
         *(paragraph(line) for line in verdict_lines(v)[1:]),  # the cards show the first line
         section("Memory", figure(memory_picture(r).render(), "GiB on one GPU of each kind of rank, at the peak")),
-        *_timeline(r, gpu(r.gpu)),
+        *_pipeline(r),
         section("Messages of one step", _messages(r.ranks)),
         section("Arithmetic of one step", table(kernels, [[*key, *row] for key, row in flop_rows(r.ranks)])),
         *([section("Assumptions", *map(paragraph, assumptions))] if assumptions else []),
@@ -69,19 +71,45 @@ def _parts(memory: MemoryCount) -> dict[str, int]:
     return {name: terms.pop(name) for name in large} | {"messages, buffers, working memory": sum(terms.values())}
 
 
-def _timeline(rehearsal: Rehearsal, chip: GPU) -> list[str]:
-    """The pipeline's timeline over all stages, from Megatron-Core's own tables. Empty without a pipeline."""
-    step = step_timeline(rehearsal, chip)
-    if step is None:
+def _pipeline(rehearsal: Rehearsal) -> list[str]:
+    """The pipeline's timeline over all stages. Empty without a pipeline."""
+    whole, legible = rehearsal.schedule, rehearsal.schedule.legible
+    if whole.pp == 1:
         return []
-    picture = draw_timeline(step.timeline, note=step.note, messages=step.messages, unit="ms")
-    basis = (
-        f"A pass takes the time of its matrix products and attention at {REACHED * chip.rate('bf16') / 1e12:,.0f} TFLOP/s. "
-        f"Messages take the time of {chip.nvlink / 1e9:,.0f} GB/s inside a machine and {chip.network / 1e9:,.0f} GB/s between "
-        "machines. The timeline shows no overlap of messages with computation, so an overlapped step is shorter. "
-        "`nemo2 plan` predicts the time of a step."
+    shown = (
+        "" if legible == whole else f"the first {legible.num_microbatches} of {whole.num_microbatches} micro-batches"
     )
-    return [section("Pipeline", figure(picture.render(), "Passes of each pipeline stage over time"), paragraph(basis))]
+    drawn, measured = (played(rehearsal, one) for one in (legible, whole))
+    picture = draw_timeline(drawn, note=shown, measured=measured, unit="TFLOP")
+    basis = (
+        "A pass is as long as its matrix products and attention, and messages take no time. `nemo2 plan` predicts the time of "
+        "a step."
+    )
+    return [section("Pipeline", figure(picture.render(), "Passes of each pipeline stage"), paragraph(basis))]
+
+
+def played(rehearsal: Rehearsal, schedule: Schedule) -> Timeline:
+    """The passes of all stages in the order of ``schedule``, over the TFLOP of a pass. All stages have one ratio of forward to
+    backward."""
+    by_stage = {rank.stage: rank for rank in rehearsal.ranks}
+    ranks = [by_stage.get(stage) or rehearsal.rank("middle stage") for stage in range(schedule.pp)]
+    forward, backward = (
+        sum(one.flops for rank in ranks for one in rank.flops if one.phase == phase)
+        for phase in ("forward", "backward")
+    )
+    passes = schedule.pp * rehearsal.schedule.num_microbatches * 1e12
+    return timeline(schedule, forward=forward / passes, backward=backward / passes, weights=_weights(ranks))
+
+
+def _weights(ranks: Sequence[RankRehearsal]) -> list[list[float]]:
+    """The arithmetic of each chunk by its layers. A stage's arithmetic beyond its layers counts for the last chunk, which has
+    the loss on the last stage. On the first stage it counts for the first chunk, which has the embedding."""
+    whole = [sum(one.flops for one in rank.flops) for rank in ranks]
+    per_layer = min(flops / max(1, sum(rank.layers)) for rank, flops in zip(ranks, whole, strict=True))
+    weights = [[count * per_layer for count in rank.layers] for rank in ranks]
+    for index, (row, flops) in enumerate(zip(weights, whole, strict=True)):
+        row[0 if index == 0 else -1] += max(0.0, flops - sum(row))
+    return weights
 
 
 def _messages(ranks: tuple[RankRehearsal, ...]) -> str:

@@ -17,7 +17,7 @@ import torch
 from lightning.fabric.plugins.environments.torchelastic import TorchElasticEnvironment
 from lightning.pytorch.callbacks import Checkpoint, ProgressBar
 from megatron.core import parallel_state
-from megatron.core.pipeline_parallel import combined_1f1b, schedules
+from megatron.core.pipeline_parallel import schedules
 from megatron.core.pipeline_parallel.utils import ScheduleNode
 from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
 from torch import Tensor, nn
@@ -48,8 +48,6 @@ class Ran:
     calls: list[tuple[str, Call]]
     """The collectives in order, each with its phase: ``build``, ``schedule``, ``forward``, ``backward``, ``finalize`` or
     ``optimizer``."""
-    events: list[tuple[str, int, int]]
-    """The passes in order: ("forward" or "backward", chunk, micro-batch)."""
     num_microbatches: int
     """Micro-batches of the rehearsed step."""
     num_microbatches_of_step: int
@@ -93,7 +91,6 @@ def run_rank(
 def _run(model: Any, data: Any, trainer: Any, *, microbatches: Optional[int]) -> Ran:
     strategy = trainer.strategy
     calls: list[tuple[str, Call]] = []
-    events: list[tuple[str, int, int]] = []
     tracker = Tracker(lambda module: PARTS.get(type(module).__name__))
 
     def hear(call: Call, tensors: list[Tensor]) -> None:
@@ -102,7 +99,7 @@ def _run(model: Any, data: Any, trainer: Any, *, microbatches: Optional[int]) ->
 
     stop = listen(hear)
     try:
-        with tracker, _schedule_events(events, strategy, tracker), contextlib.ExitStack() as torn_down:
+        with tracker, _passes(tracker), contextlib.ExitStack() as torn_down:
             with tracker.part("build"):
                 torn_down.enter_context(_set_up(model, data, trainer))
             parallel = strategy.megatron_parallel
@@ -150,7 +147,6 @@ def _run(model: Any, data: Any, trainer: Any, *, microbatches: Optional[int]) ->
         at_peak=at_peak,
         saved_peak=saved_peak,
         calls=calls,
-        events=events,
         num_microbatches=count,
         num_microbatches_of_step=whole,
     )
@@ -259,74 +255,32 @@ def _batch(
 
 
 @contextlib.contextmanager
-def _schedule_events(events: list[tuple[str, int, int]], strategy: Any, tracker: Tracker) -> Iterator[None]:
-    """Record each forward and backward of a micro-batch that Megatron-Core's schedule runs."""
-    forward, backward = schedules.forward_step, schedules.backward_step
-    combined = combined_1f1b.combined_forward_backward_step
-    node_forward, node_backward = ScheduleNode.forward, ScheduleNode.backward
-    made_by: dict[int, tuple[int, int]] = {}
-    done: dict[int, int] = {}
-
-    def begin_forward(model: Any) -> tuple[int, int]:
-        chunks = list(strategy.megatron_parallel)
-        chunk = next((index for index, item in enumerate(chunks) if item is model), 0)
-        done[chunk] = done.get(chunk, -1) + 1
-        events.append(("forward", chunk, done[chunk]))
-        return chunk, done[chunk]
-
-    def recorded_forward(forward_step_func: Any, data_iterator: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
-        event = begin_forward(model)
-        with _during("forward", tracker):
-            result = forward(forward_step_func, data_iterator, model, *args, **kwargs)
-        made_by[id(_first(result[0]))] = event
-        return result
-
-    def recorded_backward(input_tensor: Any, output_tensor: Any, *args: Any, **kwargs: Any) -> Any:
-        events.append(("backward", *made_by.pop(id(_first(output_tensor)), (0, 0))))
-        with tracker.part("backward"), _during("backward", tracker):
-            return backward(input_tensor, output_tensor, *args, **kwargs)
-
-    # One call runs a micro-batch's forward and another's backward, layer by layer (overlap_moe_expert_parallel_comm).
-    def recorded_combined(*args: Any, **kwargs: Any) -> Any:
-        model, output = args[2], args[8]
-        event = begin_forward(model) if model is not None else None
-        if output is not None:
-            events.append(("backward", *made_by.pop(id(_first(output)), (0, 0))))
-        result = combined(*args, **kwargs)
-        if event is not None:
-            made_by[id(_first(result[0]))] = event
-        return result
-
-    replacements = [
-        (schedules, "forward_step", forward, recorded_forward),
-        (schedules, "backward_step", backward, recorded_backward),
-        (combined_1f1b, "combined_forward_backward_step", combined, recorded_combined),
-        (ScheduleNode, "forward", node_forward, _during("forward", tracker)(node_forward)),
-        (
-            ScheduleNode,
-            "backward",
-            node_backward,
-            tracker.part("backward")(_during("backward", tracker)(node_backward)),
-        ),
-    ]
-    for owner, name, _, recorded in replacements:
-        setattr(owner, name, recorded)
+def _passes(tracker: Tracker) -> Iterator[None]:
+    """The tracker's phase, and the part that its allocations belong to, in each pass that Megatron-Core's schedule runs. A
+    `ScheduleNode` is a layer's part of a pass, where a micro-batch's forward and another's backward run side by side
+    (overlap_moe_expert_parallel_comm)."""
+    passes = {
+        (schedules, "forward_step"): _during("forward", tracker),
+        (ScheduleNode, "forward"): _during("forward", tracker),
+        (schedules, "backward_step"): _during("backward", tracker),
+        (ScheduleNode, "backward"): _during("backward", tracker),
+    }
+    originals = {(owner, name): getattr(owner, name) for owner, name in passes}
+    for (owner, name), during in passes.items():
+        setattr(owner, name, during(originals[owner, name]))
     try:
         yield
     finally:
-        for owner, name, original, _ in replacements:
+        for (owner, name), original in originals.items():
             setattr(owner, name, original)
-
-
-def _first(tensors: Any) -> Any:
-    return tensors[0] if isinstance(tensors, list) else tensors
 
 
 @contextlib.contextmanager
 def _during(phase: str, tracker: Tracker) -> Iterator[None]:
     before, tracker.phase = tracker.phase, phase
     try:
-        yield
+        with tracker.part("backward") if phase == "backward" else contextlib.nullcontext():
+            yield
     finally:
         tracker.phase = before
 

@@ -6,7 +6,7 @@ import re
 from collections import defaultdict
 from typing import Any
 
-from nemo2.preflight.rehearse.counts import CollectiveCount, Event, FlopCount, MemoryCount, RankRehearsal
+from nemo2.preflight.rehearse.counts import CollectiveCount, FlopCount, MemoryCount, RankRehearsal
 from nemo2.preflight.rehearse.rank import Ran
 from nemo2.preflight.rehearse.tracker import MESSAGES, SAVED, WORK
 
@@ -40,7 +40,6 @@ def summarise(ran: Ran, *, kind: str, rank: int, stage: int, seconds: float) -> 
         memory=memory_of(ran),
         collectives=_collectives(ran, growth),
         flops=tuple(FlopCount(kind=k, phase=p, flops=count) for (k, p), count in sorted(flops.items())),
-        timeline=tuple(Event(*event) for event in ran.events),
         num_microbatches=ran.num_microbatches_of_step,
         num_microbatches_rehearsed=ran.num_microbatches,
         seconds=seconds,

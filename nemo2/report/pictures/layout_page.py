@@ -11,11 +11,9 @@ from nemo2.report.pictures.page import cards, figure, page, paragraph, section, 
 from nemo2.report.pictures.pipeline import draw_timeline
 from nemo2.report.pictures.placement import draw_depth, draw_experts, draw_ranks
 from nemo2.report.pictures.ranks import Placement
-from nemo2.report.pictures.schedule import Schedule, Timeline, timeline
+from nemo2.report.pictures.schedule import Timeline, schedule_of, timeline
 from nemo2.report.pictures.svg import Canvas, stack
 from nemo2.report.pictures.terminal import placement_text, ranks_text, timeline_text
-
-_MOST_DRAWN = 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,30 +62,20 @@ def view(
     # The embedding and the loss count as a layer if Megatron-Core counts them as a layer.
     weights[0][0] += bool(strategy.account_for_embedding_in_pipeline_split)
     weights[-1][-1] += bool(strategy.account_for_loss_in_pipeline_split)
-    chunks = len(placement.stages[0])
-    options: dict[str, Any] = {
-        "pp": len(placement.stages),
-        "vp": chunks if chunks > 1 else None,
-        "group_size": strategy.microbatch_group_size_per_vp_stage,
-        "overlap_moe_expert_parallel_comm": bool(
-            getattr(recipe.model.config, "overlap_moe_expert_parallel_comm", False)
-        ),
-    }
     try:
-        schedule = Schedule(num_microbatches=count, **options)
+        schedule = schedule_of(recipe, chunks=[len(stage) for stage in placement.stages], num_microbatches=count)
     except ConfigError as error:
         if num_microbatches is not None:
             raise
         return LayoutView(placement=placement, whole=None, drawn=None, note=f"No timeline: {error}")
     whole = drawn = timeline(schedule, backward=backward, weights=weights)
-    most = max(2 * schedule.group, _MOST_DRAWN // schedule.chunks)
+    legible = schedule.legible
     note = (
         f"backward {backward:g} times as long as forward; a chunk's time goes with its layers; transfers take no time"
     )
-    if count > most:
-        fewer = most - most % schedule.group if schedule.interleaved else most
-        drawn = timeline(Schedule(num_microbatches=fewer, **options), backward=backward, weights=weights)
-        note = f"{fewer} of {count:,} micro-batches; idle times of the whole step; {note}"
+    if legible != schedule:
+        drawn = timeline(legible, backward=backward, weights=weights)
+        note = f"{legible.num_microbatches} of {count:,} micro-batches; idle times of the whole step; {note}"
     return LayoutView(placement=placement, whole=whole, drawn=drawn, note=note)
 
 

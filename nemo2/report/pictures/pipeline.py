@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Draws a pipeline's timeline: the passes of each rank in warm-up, steady state and drain, and its idle time."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Optional
 
 from nemo2.report.pictures.schedule import Slot, Timeline
@@ -10,21 +8,6 @@ from nemo2.report.pictures.svg import Canvas, legend, nice_ticks, text_width, ti
 
 _LEFT, _RIGHT, _TOP, _ROW, _CELL, _STRIP = 66, 130, 66, 36, 24, 4
 PHASES = {"warm-up": "accent", "steady": "soft", "drain": "ink"}
-_INSIDE, _REPLICAS = "c2", "c3"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Messages:
-    """Communication of a step, in the timeline's unit of time, by pipeline rank."""
-
-    inside: Sequence[float]
-    """The fraction of each pass in which ranks of one stage exchange messages."""
-    transfer: float
-    """The time of a message from one stage to the next."""
-    before: Sequence[float]
-    """The time to gather the parameters from all replicas before the first pass."""
-    after: Sequence[float]
-    """The time to reduce the gradients over all replicas after the last pass."""
 
 
 def draw_timeline(
@@ -33,7 +16,6 @@ def draw_timeline(
     title: str = "",
     note: str = "",
     width: int = 1040,
-    messages: Optional[Messages] = None,
     unit: str = "time",
     measured: Optional[Timeline] = None,
 ) -> Canvas:
@@ -47,92 +29,52 @@ def draw_timeline(
         title: The title. "": the schedule's name and sizes.
         note: A second line below the title.
         width: The width of the picture, in pixels.
-        messages: Communication to draw with the passes, without any overlap. The pipeline then starts at 0, with earlier
-            messages to the left. None: passes only.
         unit: The unit of the axis.
         measured: The timeline whose idle time and activations are written at the ends of the rows, such as the whole step
             if ``timeline`` is its first part. None: ``timeline``.
     """
     measured = measured or timeline
-    schedule = timeline.schedule
+    schedule = measured.schedule
     title = title or (
         f"{schedule.name}: {schedule.pp} stages, {schedule.num_microbatches} micro-batches, "
-        f"{timeline.bubble_fraction:.1%} bubble"
+        f"{measured.bubble_fraction:.1%} bubble"
     )
     bottom = _TOP + _ROW * schedule.pp
     canvas = Canvas(width, bottom + 40, title=title, description=note)
     canvas.text(8, 16, title, "ink", size=14, strong=True)
     canvas.text(8, 34, note)
-    _legend(canvas, timeline, messages)
-    early = max(messages.before) if messages else 0.0
-    late = max(messages.after) if messages else 0.0
-    end = timeline.span + late
-    across = (width - _LEFT - _RIGHT) / (early + end)
-    zero = _LEFT + early * across
+    _legend(canvas, timeline)
+    across = (width - _LEFT - _RIGHT) / timeline.span
     style = _Style(timeline, across)
     for rank, row in enumerate(timeline.slots):
         y = _TOP + rank * _ROW
         canvas.text(_LEFT - 8, y + 17, f"stage {rank}", "ink", anchor="end")
-        canvas.rect(zero, y, timeline.span * across, _CELL, "card")
+        canvas.rect(_LEFT, y, timeline.span * across, _CELL, "card")
         for slot in row:
-            style.draw(canvas, slot, zero + slot.start * across, y, (slot.end - slot.start) * across)
-        draw_phases(canvas, row, y + _CELL + 2, zero, across)
-        if messages is not None:
-            _draw_messages(canvas, messages, timeline, rank, y, zero, across)
+            style.draw(canvas, slot, _LEFT + slot.start * across, y, (slot.end - slot.start) * across)
+        draw_phases(canvas, row, y + _CELL + 2, _LEFT, across)
         idle = measured.idle_fraction(rank)
         tip = f"stage {rank} waits {idle:.1%} of the time and holds at most {measured.in_flight(rank)} activations"
         canvas.text(
-            zero + (timeline.span + late) * across + 8,
+            _LEFT + timeline.span * across + 8,
             y + 16,
             f"{idle:.1%} idle, holds {measured.in_flight(rank)}",
             tip=tip,
         )
-    for tick in nice_ticks(0, end, whole=True, count=10):
-        x = zero + tick * across
+    for tick in nice_ticks(0, timeline.span, whole=True, count=10):
+        x = _LEFT + tick * across
         canvas.line(x, bottom + 2, x, bottom + 7, "soft")
         canvas.text(x, bottom + 20, tick_text(tick), anchor="middle", size=11)
     canvas.text(8, bottom + 20, unit)
     return canvas
 
 
-def _draw_messages(
-    canvas: Canvas, messages: Messages, timeline: Timeline, rank: int, y: float, zero: float, across: float
-) -> None:
-    """Draw messages inside a pass as a strip along its upper edge, between stages as a line, and over the replicas as a box
-    before and after the passes."""
-    share = messages.inside[rank]
-    for slot in timeline.slots[rank] if share >= 0.005 else ():
-        busy = (slot.end - slot.start) * share * across
-        if busy >= 0.3:
-            tip = f"{share:.1%} of the pass: messages between the ranks of this stage"
-            canvas.rect(zero + slot.start * across, y, busy, _STRIP, _INSIDE, tip=tip)
-    before, after = messages.before[rank] * across, messages.after[rank] * across
-    last = zero + timeline.slots[rank][-1].end * across
-    if before >= 0.3:
-        tip = f"parameters gathered from all replicas: {messages.before[rank]:.4g}"
-        canvas.rect(zero - before, y, before, _CELL, _REPLICAS, tip=tip)
-    if after >= 0.3:
-        tip = f"gradients reduced over all replicas: {messages.after[rank]:.4g}"
-        canvas.rect(last, y, after, _CELL, _REPLICAS, tip=tip)
-    narrowest = min((slot.end - slot.start for slot in timeline.slots[rank]), default=0) * across
-    if narrowest < 4:
-        return  # too many lines to follow
-    for slot in timeline.slots[rank]:
-        to = rank + (1 if slot.work.forward else -1)
-        if 0 <= to < len(timeline.slots):
-            x = zero + slot.end * across
-            edge = (y + _CELL, y + _ROW) if to > rank else (y, y - _ROW + _CELL)
-            canvas.line(x, edge[0], x + messages.transfer * across, edge[1], "soft")
-
-
-def _legend(canvas: Canvas, timeline: Timeline, messages: Optional[Messages]) -> None:
+def _legend(canvas: Canvas, timeline: Timeline) -> None:
     entries = [("c0", "forward"), ("c1", "backward")]
     if timeline.schedule.interleaved:
         entries += [("c0*", "forward, odd chunk"), ("c1*", "backward, odd chunk")]
     phases = {slot.work.phase for row in timeline.slots for slot in row}
     entries += [("card", "waits"), *((PHASES[name], name) for name in PHASES if name in phases)]
-    if messages is not None:
-        entries += [(_INSIDE, "messages inside a stage"), (_REPLICAS, "over replicas")]
     needed = sum(17 + text_width(words) for _, words in entries)
     legend(canvas, 8, 54, entries, gap=min(18, (canvas.width - 16 - needed) / (len(entries) - 1)))
 

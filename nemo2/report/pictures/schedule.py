@@ -8,7 +8,7 @@ and its inputs have been computed. By default a transfer takes no time and doesn
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any, Literal, Optional
 
@@ -16,6 +16,7 @@ from nemo2.base.errors import ConfigError
 from nemo2.mcore.parallel.layout import Layout
 
 Phase = Literal["warm-up", "steady", "drain"]
+_MOST_DRAWN = 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,6 +68,13 @@ class Schedule:
         if self.pp == 1:
             return "no pipeline"
         return f"interleaved 1F1B, {self.vp} virtual stages" if self.interleaved else "1F1B"
+
+    @property
+    def legible(self) -> "Schedule":
+        """The schedule with as many of its micro-batches as a picture can show."""
+        most = max(2 * self.group, _MOST_DRAWN // self.chunks)
+        fewer = most - most % self.group if self.interleaved else most
+        return self if self.num_microbatches <= most else replace(self, num_microbatches=fewer)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +133,21 @@ class Timeline:
             held += 1 if slot.work.forward else -1
             most = max(most, held)
         return most
+
+
+def schedule_of(recipe: Any, *, chunks: Sequence[int], num_microbatches: int) -> Schedule:
+    """The schedule of a recipe whose stages have these numbers of chunks.
+
+    Raises:
+        ConfigError: Megatron-Core would reject the interleaving.
+    """
+    return Schedule(
+        pp=len(chunks),
+        vp=chunks[0] if chunks[0] > 1 else None,
+        num_microbatches=num_microbatches,
+        group_size=recipe.trainer.strategy.microbatch_group_size_per_vp_stage,
+        overlap_moe_expert_parallel_comm=bool(getattr(recipe.model.config, "overlap_moe_expert_parallel_comm", False)),
+    )
 
 
 def rank_order(schedule: Schedule, rank: int) -> tuple[Pass, ...]:
