@@ -34,7 +34,7 @@ from nemo2.preflight.rehearse.counts import Ranks, Verdict, parts_of, peak_of
 
 MARGIN = 0.2
 """The formula's error. 19 of 20 shipped recipes are within it (tests/nemo2/preflight/planner/test_fit.py)."""
-_TRAINER = ("strategy", "plugins", "callbacks", "num_nodes", "devices")
+_TRAINER = ("strategy", "plugins", "precision", "callbacks", "num_nodes", "devices")
 _SIZELESS = {
     "data": ("paths", "seed", "num_workers", "num_train_samples", "num_val_samples", "num_test_samples", "split"),
     "optim": ("lr_scheduler",),
