@@ -11,7 +11,6 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import reduce
 from typing import Any, NamedTuple, Optional
 
 import fiddle as fdl
@@ -20,7 +19,7 @@ from nemo2.base.backend.extras import has
 from nemo2.base.backend.te_version import megatron_finds
 from nemo2.config.factories import missing_arguments
 from nemo2.config.tree import Config
-from nemo2.config.walk import class_of
+from nemo2.config.walk import class_of, node_at
 from nemo2.errors import ConfigError
 from nemo2.mcore.settle.machine import Machine
 
@@ -145,11 +144,6 @@ def _precision(trainer: Any) -> tuple[str, Any]:
     if short is not None and any(one.__module__.startswith("nemo2.") for one in strategy):
         return "trainer.precision", Config(MegatronMixedPrecision, precision=short)
     return "trainer.plugins", None
-
-
-def node_at(recipe: Any, path: str) -> Any:
-    """The node or value of a recipe at a path ("optim.config.lr"). None: there is none."""
-    return reduce(lambda node, name: getattr(node, name, None), path.split("."), recipe)
 
 
 def _without_tokenizer(data: Any) -> Any:

@@ -9,8 +9,8 @@ from typing import Any, Optional
 from nemo2.checkpoint.auto_resume import newest_to_resume, refuse_weights_only
 from nemo2.checkpoint.changes import contradictions_of_weights, unfit_changes, unfit_message
 from nemo2.checkpoint.paths import checkpoint_at
+from nemo2.config.walk import node_at
 from nemo2.errors import CheckpointError
-from nemo2.mcore.settle.parts import node_at
 from nemo2.models.conversion.settings import TRAINED_OTHERWISE
 from nemo2.preflight.checks.facts import Facts
 from nemo2.preflight.checks.tokenizers import tokenizer_of

@@ -16,8 +16,9 @@ from nemo2.mcore.settle.parts import quietly, refusals_of
 from nemo2.preflight.checks.domains import TRAINER
 
 _PLAIN = (bool, int, float, str, dict, timedelta)
-_ELSEWHERE = frozenset(
-    "accelerator devices num_nodes strategy plugins callbacks logger precision deterministic benchmark".split()
+_ELSEWHERE = (
+    *("accelerator", "devices", "num_nodes", "strategy", "plugins", "callbacks", "logger", "precision"),
+    *("deterministic", "benchmark"),
 )
 """Arguments that depend on the machine or on other parts, or that set torch's global switches."""
 _OURS = ("nemo2.", "lightning.")

@@ -23,10 +23,10 @@ from nemo2.base.files import replacing
 from nemo2.base.gpus import DEFAULT, GPU, HEADROOM, gpu
 from nemo2.base.place import OF_A_RANK
 from nemo2.config.serialize import to_json
+from nemo2.config.walk import node_at
 from nemo2.data.home import nemo_home
 from nemo2.errors import CheckpointError, ConfigError, RuntimeFault
 from nemo2.mcore.settle import Machine, on
-from nemo2.mcore.settle.parts import node_at
 from nemo2.preflight.planner.memory import predict_memory
 from nemo2.preflight.planner.peaks import rehearsed_by_key
 from nemo2.preflight.planner.recipe import read_recipe
