@@ -99,7 +99,7 @@ def test_tokens_are_drawn_from_the_narrowed_distribution(settings: dict[str, Any
         ("abc", {}, "prompts must be a list"),
         (["abcd"], {"max_sequence_length": 4}, "a prompt and its continuation may have 4 tokens together"),
         (["a"], {"temperature": -1.0}, "temperature=-1.0 must be 0"),
-        (["a"], {"top_p": 0.0}, "top_p=0.0 must be above 0"),
+        (["a"], {"top_p": 0.0}, "top_p=0.0: must be above 0"),
         (["a"], {"min_p": 1.0}, "min_p=1.0 must be from 0"),
         (["a"], {"max_new_tokens": 0}, "max_new_tokens=0: must be a whole number"),
         (["a"], {"max_batch_size": 0}, "max_batch_size=0: must be a whole number of at least 1, or None"),
