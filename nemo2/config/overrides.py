@@ -371,10 +371,11 @@ def _enter(place: _Place, path: str) -> Any:
 
 def _fit(place: _Place, path: str, value: Any, text: str | None) -> Any:
     hint = place.hint()
-    bracket = unclosed(text or "")
+    raw = text or ""
+    bracket = unclosed(raw)
     try:
         fitted = typed(value, hint, text=text)
-        if hint is Any and bracket and fitted == text and text[0] in "([{":
+        if hint is Any and bracket and fitted == raw and raw[0] in "([{":
             raise WrongType
     except WrongType as error:
         if bracket:

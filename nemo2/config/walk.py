@@ -19,13 +19,13 @@ def class_of(node: Any) -> Any:
 def node_at(recipe: Any, path: str) -> Any:
     """The node or value of a recipe at a path of fields, aliases and list indices ("trainer.callbacks[0]"). None: there is
     none."""
-    node = recipe
+    node: Any = recipe
     for name in path.split("."):
         name, *indices = name.replace("]", "").split("[")
         node = getattr(node, name, None)
         for index in indices:
             try:
-                node = node[int(index)]
+                node = node[int(index)]  # pyright: ignore[reportOptionalSubscript]  (None is no list: TypeError)
             except (IndexError, ValueError, TypeError):
                 return None
     return node

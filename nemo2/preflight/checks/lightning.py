@@ -44,7 +44,7 @@ def trainer_problems(trainer: Any, *, accelerators: tuple[str, ...]) -> Iterator
     if not isinstance(trainer, fdl.Buildable):
         return
     arguments = {
-        name: value
+        str(name): value
         for name, value in trainer.__arguments__.items()
         if isinstance(value, _PLAIN) and name not in _ELSEWHERE
     }
@@ -83,19 +83,18 @@ def callback_problems(callbacks: Any, rule: str) -> Iterator[str]:
 
 
 def _error(arguments: Mapping[str, Any]) -> str:
-    from lightning.pytorch.plugins.environments import LightningEnvironment
+    from lightning.fabric.plugins.environments.lightning import LightningEnvironment
 
     from nemo2.training.trainer import Trainer
 
     key = repr(sorted(arguments.items()))
     if key not in _ERRORS:
-        defaults = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+        defaults: dict[str, Any] = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
         known = logging.root.manager.disable
         logging.disable(logging.WARNING)
         try:
             with quietly():
-                here: dict[str, Any] = {"accelerator": "cpu", "devices": 1, "plugins": [LightningEnvironment()]}
-                Trainer(**defaults | dict(arguments) | here)
+                Trainer(**defaults | dict(arguments), accelerator="cpu", devices=1, plugins=[LightningEnvironment()])
             _ERRORS[key] = ""
         except Exception as error:  # MisconfigurationException, TypeError, ValueError
             _ERRORS[key] = _sentence(" ".join(str(error).split()))
