@@ -5,6 +5,7 @@ import os
 import shlex
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from typing import Any
 
 from nemo2.base.variables import environment
 
@@ -15,6 +16,18 @@ _VARIABLE = "NEMO2_COMMAND"
 def advice(option: str, python: str) -> str:
     """``option`` if the reader has typed a command, else ``python``, which code can do."""
     return option if _VARIABLE in os.environ else python
+
+
+def typed_as(name: str, value: Any, *, option: str = "") -> str:
+    """An argument and its value as the reader has typed them: ``--top-k 3`` or ``top_k=3``.
+
+    Args:
+        name: The argument, which may be a field of another: ``pruning_config.drop_layers``.
+        value: Its value.
+        option: The option. "": that of the last name.
+    """
+    words = ",".join(map(str, value)) if isinstance(value, list | tuple) else value
+    return advice(f"{option or '--' + name.rpartition('.')[2].replace('_', '-')} {words}", f"{name}={value}")
 
 
 def new_name() -> str:

@@ -73,8 +73,8 @@ class AutoResume:
 
     The first of these that applies:
 
-    1. with ``resume_if_exists``, the newest checkpoint in the run's own directory, if the run began at one of the next two
-      in another directory and has gone on since
+    1. with ``resume_if_exists``, the newest checkpoint in the run's own directory, if the run began at a checkpoint of 2 or
+      3 in another directory and has gone on since
     2. ``resume_from_path``
     3. with ``resume_if_exists``, the finished checkpoint of the highest step: of any run in ``resume_from_directory``
       if that is set, else of this run in its own directory

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, Optional
 import fiddle as fdl
 from fiddle._src import signatures
 
+from nemo2.base.counts import counted
 from nemo2.base.errors import ConfigError, UnknownNameError
 from nemo2.base.names import ABBREVIATIONS
 from nemo2.config.aliases import aliases_of, decided_elsewhere, parameter_names
@@ -24,7 +25,7 @@ from nemo2.config.factories import factory_names
 from nemo2.config.located import recorded_at
 from nemo2.config.show import format_value, holds_configs, value_in_effect
 from nemo2.config.tree import Config, Partial, bring_up_to_date
-from nemo2.config.typed_text import Text, WrongType, part_classes
+from nemo2.config.typed_text import Text, WrongType, part_classes, unclosed
 from nemo2.config.value_types import type_hints
 from nemo2.config.values import config_class, describe, is_mapping, item_type, typed
 from nemo2.config.walk import iterate_nodes
@@ -343,7 +344,7 @@ def _key(container: Any, step: str | int, walked: str) -> Any:
         if not isinstance(step, int):
             raise ConfigError(f"{where} is a list. Give the index of an item, as in {where}[0].")
         if not -len(container) <= step < len(container):
-            raise ConfigError(f"{where} has {len(container)} items, so {where}[{step}] does not exist.")
+            raise ConfigError(f"{where} has {counted(len(container), 'item')}, so {where}[{step}] does not exist.")
         return step
     if isinstance(container, dict):
         return step if step in container or str(step) not in container else str(step)
@@ -370,9 +371,15 @@ def _enter(place: _Place, path: str) -> Any:
 
 def _fit(place: _Place, path: str, value: Any, text: str | None) -> Any:
     hint = place.hint()
+    raw = text or ""
+    bracket = unclosed(raw)
     try:
         fitted = typed(value, hint, text=text)
+        if hint is Any and bracket and fitted == raw and raw[0] in "([{":
+            raise WrongType
     except WrongType as error:
+        if bracket:
+            raise WrongType(f"{bracket!r} is not closed in {text!r}. For example {path}={describe(hint)[1]}") from None
         if str(error).endswith("?"):  # with the nearest names
             raise
         raise WrongType(f"{_dotted_end(error)} For example {path}={describe(hint)[1]}") from None

@@ -72,6 +72,19 @@ def split_items(text: str) -> list[str]:
     return [part.strip() for part in parts if part.strip()]
 
 
+def unclosed(text: str) -> str:
+    """The last bracket outside quotes that ``text`` opens and doesn't close. Empty: there is none."""
+    opened, quote = "", ""
+    for letter in text:
+        if quote or letter in "'\"":
+            quote = "" if letter == quote else quote or letter
+        elif letter in "([{":
+            opened += letter
+        elif letter in ")]}":
+            opened = opened[:-1]
+    return opened[-1:]
+
+
 def part_classes(hint: Any) -> tuple[type, ...]:
     """The classes whose objects a parameter takes, itself or in a list, if the parameter can't take text.
 

@@ -16,6 +16,21 @@ def class_of(node: Any) -> Any:
     return getattr(node, "__fn_or_cls__", type(node))
 
 
+def node_at(recipe: Any, path: str) -> Any:
+    """The node or value of a recipe at a path of fields, aliases and list indices ("trainer.callbacks[0]"). None: there is
+    none."""
+    node: Any = recipe
+    for name in path.split("."):
+        name, *indices = name.replace("]", "").split("[")
+        node = getattr(node, name, None)
+        for index in indices:
+            try:
+                node = node[int(index)]  # pyright: ignore[reportOptionalSubscript]  (None is no list: TypeError)
+            except (IndexError, ValueError, TypeError):
+                return None
+    return node
+
+
 def select(root: Any, target: Any) -> list[Any]:
     """Return every config of `target` or a subclass in the tree, each once, parents first.
 

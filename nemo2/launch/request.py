@@ -30,4 +30,5 @@ class LaunchRequest:
     """Jobs of Slurm, each of which continues the one before it."""
 
     def result(self, status: Status, exit_code: int = 0, **facts: Any) -> RunResult:
+        """The launch's result. ``facts``: other fields of `RunResult`."""
         return RunResult(status=status, exit_code=exit_code, experiment_id=self.experiment_id, **facts)

@@ -13,6 +13,7 @@ from typing import Any, Optional, Self
 import lightning.pytorch as pl
 import torch
 
+from nemo2.base.advice import typed_as
 from nemo2.base.errors import ConfigError, DataError
 from nemo2.base.files import text_of, write_file
 from nemo2.checkpoint.auto_resume import RestoreConfig
@@ -40,6 +41,14 @@ class GenerationOptions(Sampling):
         super().__post_init__()
         if not all(self.stop):
             raise ConfigError("stop='': every text contains it, so that no text would be left. Leave it out.")
+        # The likeliest token passes each filter.
+        filters = {"top_k": self.top_k > 1, "top_p": self.top_p < 1, "min_p": self.min_p > 0}
+        if self.temperature == 0 and (idle := [name for name, narrows in filters.items() if narrows]):
+            raise ConfigError(
+                f"{' and '.join(typed_as(name, getattr(self, name)) for name in idle)} would not take effect: "
+                f"{typed_as('temperature', self.temperature)} always picks the likeliest token. Set a temperature above 0, or "
+                "leave the others out."
+            )
 
     @classmethod
     def of(cls, inference_params: Any, **options: Any) -> Self:

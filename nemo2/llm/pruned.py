@@ -9,6 +9,7 @@ from typing import Any, Optional
 import torch
 from torch import Tensor
 
+from nemo2.base.advice import advice, typed_as
 from nemo2.base.errors import ConfigError
 from nemo2.config.capture import captured_arguments, configurable
 from nemo2.llm.importances import Importances
@@ -56,6 +57,15 @@ class PruningConfig:
     """Layers to drop, counted from 1, independently of their importance."""
 
 
+_OPTIONS = {
+    "target_num_layers": "--layers",
+    "drop_layers": "--drop",
+    "target_hidden_size": "--hidden-size",
+    "target_ffn_hidden_size": "--ffn-hidden-size",
+    "target_num_attention_heads": "--heads",
+    "target_num_query_groups": "--groups",
+}
+"""The options of ``nemo2 prune`` by their fields of `PruningConfig`."""
 _WIDTHS = ("hidden_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups")
 """Fields of a model's configuration that make its layers narrower. In `PruningConfig` they have the prefix ``target_``."""
 
@@ -92,22 +102,24 @@ class Sizes:
             value, there = getattr(to, f"target_{field}"), getattr(config, field)
             if value is not None and not 1 <= value <= there:
                 raise ConfigError(
-                    f"pruning_config.target_{field}={value}: must be from 1 to {there}, the size of the model."
+                    f"{_typed(f'target_{field}', value)}: must be from 1 to {there}, the size of the model."
                 )
         for name in ("target_mamba_num_heads", "target_mamba_head_dim"):
             if getattr(to, name) is not None:
-                raise ConfigError(f"pruning_config.{name}={getattr(to, name)}: the model has no Mamba layers.")
+                raise ConfigError(f"{_typed(name, getattr(to, name))}: the model has no Mamba layers.")
         if to.drop_layers is not None and to.target_num_layers is not None:
             raise ConfigError("pruning_config.drop_layers and target_num_layers set the same thing. Keep one of them.")
-        if any(not 1 <= layer <= config.num_layers for layer in to.drop_layers or ()):
+        if any(not 1 <= layer <= config.num_layers for layer in to.drop_layers or ()) or self.new_layers < 1:
             raise ConfigError(
-                f"pruning_config.drop_layers={to.drop_layers}: layer numbers must be from 1 to {config.num_layers}."
+                f"{_typed('drop_layers', to.drop_layers)}: layer numbers must be from 1 to {config.num_layers}, and a layer "
+                "must remain."
             )
         heads, groups = self.new_heads
         if heads % groups or heads // groups > self.heads_per_group:
             raise ConfigError(
-                f"pruning_config keeps {heads} heads in {groups} query groups, but each group must have the same number of "
-                f"heads, and at most the {self.heads_per_group} heads that it has now. Set target_num_query_groups too."
+                f"{_typed('target_num_attention_heads', heads)} leaves {groups} query groups, but each group must have the same "
+                f"number of heads, and at most the {self.heads_per_group} heads that it has now. Set "
+                f"{advice('--groups', 'pruning_config.target_num_query_groups')} too."
             )
 
     @property
@@ -261,3 +273,7 @@ class Kept:
 def _most(importance: Tensor, count: int) -> Tensor:
     """The indices of the most important parts, in their original order."""
     return importance.topk(count).indices.sort().values
+
+
+def _typed(field: str, value: Any) -> str:
+    return typed_as(f"pruning_config.{field}", value, option=_OPTIONS.get(field, ""))

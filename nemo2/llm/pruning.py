@@ -72,7 +72,7 @@ def prune(
         tokenizer_path, legacy_ckpt: Must have their defaults, because the tokenizer is the checkpoint's.
         num_train_samples: The number of samples from ``data`` with which importances are measured.
         data: The samples. Data without a tokenizer use the checkpoint's. None: random tokens, whose importances say
-            little. They are enough if only ``drop_layers`` is set.
+            little. With ``drop_layers`` alone, nothing is measured.
         overwrite: Replace an existing checkpoint.
 
     Returns:
@@ -105,7 +105,9 @@ def prune(
 
     with loaded(nemo_checkpoint, trainer_for(**ends), before=look_at) as model, torch.no_grad():
         sizes = Sizes(model.config, pruning_config)
-        kept = sizes.kept(importances_of(model, _samples(model, data, num_train_samples), width=sizes.in_width))
+        measured = sizes.in_width or pruning_config.target_num_layers is not None
+        samples = _samples(model, data, num_train_samples) if measured else ()
+        kept = sizes.kept(importances_of(model, samples, width=sizes.in_width))
         weights = {
             renamed: kept.cut(name, tensor.detach())
             for name, tensor in named_parameters(model.trainer)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from nemo2.base.advice import typed_as
 from nemo2.base.errors import ConfigError
 
 
@@ -37,7 +38,7 @@ class Sampling:
             ("min_p", "from 0 (off) to below 1", 0 <= self.min_p < 1),
         ):
             if not holds:
-                raise ConfigError(f"{name}={getattr(self, name)} must be {rule}.")
+                raise ConfigError(f"{typed_as(name, getattr(self, name))}: must be {rule}.")
 
     def draw(self, logits: Tensor, generators: Sequence[torch.Generator]) -> Tensor:
         """One token id per row of ``logits`` ``[batch, vocabulary]``, on the CPU.

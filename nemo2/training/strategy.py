@@ -38,7 +38,7 @@ from nemo2.config.provenance import adjusting
 from nemo2.config.requested import refuse_silent_changes
 from nemo2.mcore.optim.megatron import MegatronOptimizer
 from nemo2.mcore.overlap.userbuffers import OneSize, start_userbuffers, stop_userbuffers
-from nemo2.mcore.parallel.layout import LAYOUT_FIELDS, Layout, ParallelismConfig
+from nemo2.mcore.parallel.layout import LAYOUT_FIELDS, Layout, ParallelismConfig, rank_order
 from nemo2.mcore.settle.machine import Machine
 from nemo2.mcore.settle.run_settings import DDP, MODEL, OPTIM, RunSettings
 from nemo2.mcore.settle.settling import leave_one_bucket, settle_run
@@ -222,7 +222,7 @@ class MegatronStrategy(LiveSettings, BaseStrategy):
                 "num_distributed_optimizer_instances": num_distributed_optimizer_instances,
                 "nccl_communicator_config_path": nccl_communicator_config_path
                 and str(Path(nccl_communicator_config_path).expanduser()),
-                "order": "tp-cp-ep-pp-dp" if use_tp_pp_dp_mapping else "tp-cp-ep-dp-pp",
+                "order": rank_order(tp_pp_dp=use_tp_pp_dp_mapping),
                 "create_gloo_process_groups": use_gloo_process_groups,
             },
         )

@@ -313,10 +313,10 @@ class HFDatasetDataModule(SampleDataModule):
 def _of_length(collate: Callable[..., Any], length: int, items: Sequence[Any]) -> Any:
     """A batch of the user's function for pipeline stages, which would wait forever for tensors of another length."""
     batch = collate(items)
-    found = batch["tokens"].shape[1]
-    if found != length:
+    tokens = batch["tokens"].shape[1]
+    if tokens != length:
         raise DataError(
-            f"data.collate_fn returned a batch of {found} tokens, but pipeline stages exchange sequences of "
+            f"data.collate_fn returned a batch of {tokens} tokens, but pipeline stages exchange sequences of "
             f"data.seq_length={length}. Pad to that length, or set strategy.pipeline_model_parallel_size=1."
         )
     return batch

@@ -263,3 +263,9 @@ class ParallelismConfig:
     pipeline_model_parallel_layout: Optional[Union[str, list]] = None
     pipeline_model_parallel_comm_backend: Optional[str] = None
     use_te_rng_tracker: bool = False
+
+
+def rank_order(*, tp_pp_dp: bool = False) -> str:
+    """The order of the dimensions in rank numbers, fastest first, in Megatron-Core's notation. Without ``tp_pp_dp`` it is
+    Megatron-Core's default."""
+    return "tp-cp-ep-pp-dp" if tp_pp_dp else "tp-cp-ep-dp-pp"

@@ -11,7 +11,6 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import reduce
 from typing import Any, NamedTuple, Optional
 
 import fiddle as fdl
@@ -20,7 +19,8 @@ from nemo2.base.backend.extras import has
 from nemo2.base.backend.te_version import megatron_finds
 from nemo2.base.errors import ConfigError
 from nemo2.config.factories import missing_arguments
-from nemo2.config.walk import class_of
+from nemo2.config.tree import Config
+from nemo2.config.walk import class_of, node_at
 from nemo2.mcore.settle.machine import Machine
 
 RULE_OF = {
@@ -76,7 +76,7 @@ class Parts:
     objects: dict[str, Any] = field(default_factory=dict)
     refusals: tuple[Refusal, ...] = ()
     precision_at: str = "trainer.plugins"
-    """The path of the precision among the plugins."""
+    """The path of the precision: the plugin's, or `trainer.precision`."""
 
     def get(self, path: str) -> Any:
         """The built part. None: it failed, or it doesn't exist."""
@@ -87,7 +87,7 @@ def build_parts(recipe: Any, machine: Machine) -> Parts:
     """Build each part separately, so that a part that fails does not hide the next. The recipe is not changed."""
     objects: dict[str, Any] = {}
     refusals: list[Refusal] = []
-    precision_at, precision = _precision(node_at(recipe, "trainer.plugins"))
+    precision_at, precision = _precision(getattr(recipe, "trainer", None))
     for path in RULE_OF:
         node = precision if path == "trainer.plugins" else node_at(recipe, path)
         if missing := missing_arguments(node, path):
@@ -127,22 +127,23 @@ def _build(node: Any, path: str, machine: Machine) -> Any:
         return fdl.build(node)
 
 
-def _precision(plugins: Any) -> tuple[str, Any]:
-    """The precision among a trainer's plugins (one or a list, configs or live objects), and its path."""
+def _precision(trainer: Any) -> tuple[str, Any]:
+    """The precision of a trainer, as a plugin (a config or a live object), and its path: among the plugins (one or a list),
+    or `trainer.precision`, which is short for a plugin with a strategy of nemo2."""
     from nemo2.mcore.precision import MegatronMixedPrecision
 
-    if not isinstance(plugins, list | tuple):
+    plugins = getattr(trainer, "plugins", None)
+    if plugins is not None and not isinstance(plugins, list | tuple):
         return "trainer.plugins", plugins
-    for index, one in enumerate(plugins):
+    for index, one in enumerate(plugins or ()):
         plugin = class_of(one)
         if isinstance(plugin, type) and issubclass(plugin, MegatronMixedPrecision):
             return f"trainer.plugins[{index}]", one
+    strategy = getattr(class_of(getattr(trainer, "strategy", None)), "__mro__", ())
+    short = getattr(trainer, "precision", None) if isinstance(trainer, fdl.Buildable) else None
+    if short is not None and any(one.__module__.startswith("nemo2.") for one in strategy):
+        return "trainer.precision", Config(MegatronMixedPrecision, precision=short)
     return "trainer.plugins", None
-
-
-def node_at(recipe: Any, path: str) -> Any:
-    """The node or value of a recipe at a path ("optim.config.lr"). None: there is none."""
-    return reduce(lambda node, name: getattr(node, name, None), path.split("."), recipe)
 
 
 def _without_tokenizer(data: Any) -> Any:

@@ -9,7 +9,7 @@ from nemo2.base.errors import CheckpointError
 from nemo2.checkpoint.auto_resume import newest_to_resume, refuse_weights_only
 from nemo2.checkpoint.changes import unfit_changes, unfit_message, warn_if_trained_otherwise
 from nemo2.checkpoint.paths import checkpoint_at
-from nemo2.mcore.settle.parts import node_at
+from nemo2.config.walk import node_at
 from nemo2.preflight.checks.facts import Facts
 from nemo2.preflight.checks.tokenizers import tokenizer_of
 from nemo2.training.run_dir.directory import CHECKPOINTS, DEFAULT_BASE, furthest_run, requested_version

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any, Optional
 from nemo2.base.backend import extras
 from nemo2.base.counts import is_count
 from nemo2.base.errors import ConfigError
+from nemo2.config.walk import node_at
 from nemo2.mcore.parallel.layout import LAYOUT_FIELDS, Layout
 from nemo2.mcore.settle.machine import Machine
-from nemo2.mcore.settle.parts import Parts, build_parts, node_at
+from nemo2.mcore.settle.parts import Parts, build_parts
 from nemo2.mcore.settle.world import World, world_of
 
 if TYPE_CHECKING:

@@ -18,8 +18,7 @@ import nemo2
 from nemo2.base.counts import is_count
 from nemo2.config.aliases import decided_elsewhere, parameter_names
 from nemo2.config.derivations import Setting
-from nemo2.config.walk import place_of, who_set
-from nemo2.mcore.settle.parts import node_at
+from nemo2.config.walk import node_at, place_of, who_set
 from nemo2.preflight.checks.facts import Facts, read_facts
 
 AGREES = "megatron-core-agrees"

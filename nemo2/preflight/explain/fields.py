@@ -14,7 +14,7 @@ from nemo2.config.aliases import aliases_of, parameter_names
 from nemo2.config.provenance import record_of
 from nemo2.config.show import format_value
 from nemo2.config.tree import alias_owner
-from nemo2.config.walk import iterate_nodes, who_set
+from nemo2.config.walk import iterate_nodes, node_at, who_set
 from nemo2.mcore.overlap.presets import preset, preset_names
 from nemo2.mcore.overlap.tp_overlap_cfg import TransformerLayerTPOverlapCfg
 from nemo2.mcore.settle.run_settings import overlap_callbacks
@@ -160,8 +160,8 @@ def _buffers_of_the_strategy(recipe: Any, effective: Settled, field: str) -> Opt
     path = "trainer.strategy.ddp"
     ddp, (*parents, name) = effective.objects.get(path), field.split(".")
     name = aliases_of(DistributedDataParallelConfig).get(name, name)
-    requested = _follow(recipe, parents)
-    if not hasattr(ddp, name) or (parents and (requested is _NOTHING or requested != recipe.trainer.strategy.ddp)):
+    requested = node_at(recipe, ".".join(parents))
+    if not hasattr(ddp, name) or (parents and (requested is None or requested != recipe.trainer.strategy.ddp)):
         return None
     steps = effective.steps(path, name)
     value = record_of(ddp).steps[name][0].value if steps else getattr(ddp, name)
@@ -200,30 +200,16 @@ def _default(node: Any, name: str) -> Any:
 def _places(recipe: Any, field: str) -> Iterator[tuple[str, Any, str]]:
     """``(path, node, name)`` of each place."""
     *parents, name = field.split(".")
-    parent = _follow(recipe, parents) if parents else None
+    parent = node_at(recipe, ".".join(parents))
     for path, node in iterate_nodes(recipe):
         target = node.__fn_or_cls__
-        if parent is not None and node is not parent and parents != [getattr(target, "__name__", "")]:
+        if parents and node is not parent and parents != [getattr(target, "__name__", "")]:
             continue
         real: Optional[str] = name if name in parameter_names(target) else aliases_of(target).get(name)
         if real is None:
             continue
         if "." not in real:
             yield path, node, real
-        elif parents == [] and node is recipe or parent is not None:
+        elif parents or node is recipe:
             owner, last = alias_owner(node, name, real)
             yield ".".join([path, *real.split(".")[:-1]]).removeprefix("."), owner, last
-
-
-def _follow(recipe: Any, names: list[str]) -> Any:
-    """The node at a path, which may contain aliases and list indices. A marker that is no node if there is none."""
-    node = recipe
-    for name in names:
-        name, *indices = name.replace("]", "").split("[")
-        try:
-            node = getattr(node, name)
-            for index in indices:
-                node = node[int(index)]
-        except (AttributeError, IndexError, ValueError, TypeError):
-            return _NOTHING
-    return node

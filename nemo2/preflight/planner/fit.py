@@ -24,9 +24,9 @@ from nemo2.base.files import replacing
 from nemo2.base.gpus import DEFAULT, GPU, HEADROOM, gpu
 from nemo2.base.place import OF_A_RANK
 from nemo2.config.serialize import to_json
+from nemo2.config.walk import node_at
 from nemo2.data.home import nemo_home
 from nemo2.mcore.settle import Machine, on
-from nemo2.mcore.settle.parts import node_at
 from nemo2.preflight.planner.memory import predict_memory
 from nemo2.preflight.planner.peaks import rehearsed_by_key
 from nemo2.preflight.planner.recipe import read_recipe
@@ -34,7 +34,7 @@ from nemo2.preflight.rehearse.counts import Ranks, Verdict, parts_of, peak_of
 
 MARGIN = 0.2
 """The formula's error. 19 of 20 shipped recipes are within it (tests/nemo2/preflight/planner/test_fit.py)."""
-_TRAINER = ("strategy", "plugins", "callbacks", "num_nodes", "devices")
+_TRAINER = ("strategy", "plugins", "precision", "callbacks", "num_nodes", "devices")
 _SIZELESS = {
     "data": ("paths", "seed", "num_workers", "num_train_samples", "num_val_samples", "num_test_samples", "split"),
     "optim": ("lr_scheduler",),

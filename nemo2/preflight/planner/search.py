@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, Optional
 from nemo2.base.advice import advice
 from nemo2.base.counts import counted
 from nemo2.base.errors import ConfigError
+from nemo2.base.gpus import HEADROOM
 from nemo2.config import apply_overrides
 from nemo2.config.walk import class_of
 from nemo2.mcore.parallel.layout import Layout
@@ -79,7 +80,7 @@ class SearchResult:
     number_tried: int
 
 
-def search(subject: Subject, *, limit: int = 5, headroom: float = 0.05) -> SearchResult:
+def search(subject: Subject, *, limit: int = 5, headroom: float = HEADROOM) -> SearchResult:
     """The fastest legal layouts of a recipe that fit its GPUs.
 
     The search varies layout, micro-batch and recomputation. Sequence length, global batch, precision and overlaps are

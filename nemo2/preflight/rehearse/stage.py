@@ -7,7 +7,7 @@ from typing import Any, Optional
 
 import fiddle as fdl
 
-from nemo2.mcore.parallel.layout import Layout
+from nemo2.mcore.parallel.layout import Layout, rank_order
 from nemo2.mcore.settle import Machine, world_of
 from nemo2.preflight.checks.tokenizers import known_by_size
 from nemo2.preflight.rehearse.counts import RankRehearsal
@@ -67,7 +67,7 @@ def first_rank_of_stage(recipe: Any, stage: int) -> int:
     from megatron.core.parallel_state import RankGenerator
 
     layout = Layout.of(recipe.trainer.strategy)
-    order = "tp-cp-ep-pp-dp" if recipe.trainer.strategy.use_tp_pp_dp_mapping else "tp-cp-ep-dp-pp"
+    order = rank_order(tp_pp_dp=bool(recipe.trainer.strategy.use_tp_pp_dp_mapping))
     data = layout.data_parallel_size(world_of(recipe, Machine()).size)
     numbering = RankGenerator(tp=layout.tp, ep=1, dp=data, pp=layout.pp, cp=layout.cp, order=order)
     return numbering.get_ranks("pp")[0][stage]

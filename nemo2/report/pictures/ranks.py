@@ -6,7 +6,6 @@ its `get_num_layers_to_build`, `get_transformer_layer_offset` and `PipelineParal
 equals a run.
 """
 
-import inspect
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from typing import Any, Optional
 
 from nemo2.base.errors import ConfigError
 from nemo2.config.walk import class_of
-from nemo2.mcore.parallel.layout import SIZES, Layout
+from nemo2.mcore.parallel.layout import SIZES, Layout, rank_order
 
 Groups = tuple[tuple[int, ...], ...]
 
@@ -171,16 +170,6 @@ def place_recipe(recipe: Any, *, name: str = "", world_size: Optional[int] = Non
         ),
         num_experts=getattr(config, "num_moe_experts", None),
     )
-
-
-def rank_order(*, tp_pp_dp: bool = False) -> str:
-    """The order of the dimensions in rank numbers of `nemo2.training.strategy.MegatronStrategy`. Without ``tp_pp_dp`` it is
-    Megatron-Core's default."""
-    from megatron.core.parallel_state import initialize_model_parallel
-
-    if tp_pp_dp:
-        return "tp-cp-ep-pp-dp"
-    return inspect.signature(initialize_model_parallel).parameters["order"].default
 
 
 def groups_of(layout: Layout, world_size: int, *, order: Optional[str] = None) -> dict[str, Groups]:

@@ -15,7 +15,6 @@ from nemo2.base.errors import CheckpointError, ConfigError, Nemo2Error
 from nemo2.checkpoint.context import load_context
 from nemo2.checkpoint.directory import read_manifest
 from nemo2.cli.app import app
-from nemo2.errors import CheckpointError, ConfigError, Nemo2Error
 from nemo2.hugging_face.adapter_import import _linear_name, import_adapter
 from nemo2.hugging_face.adapter_rows import module_of
 from nemo2.hugging_face.adapters import export_adapter

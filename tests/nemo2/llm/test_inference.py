@@ -83,6 +83,8 @@ def complete_as_nemo(path: str, folder: str) -> dict[str, Any]:
         {"prompts": PROMPTS, "inference_params": SimpleNamespace(**{**vars(params), "top_n_logprobs": 2})},
         {"prompts": PROMPTS, "trainer": trainer, "params_dtype": "bf16"},
         {"prompts": PROMPTS, "stop": ["a", ""]},
+        {"prompts": PROMPTS, "temperature": 0.0, "top_k": 3, "min_p": 0.1},
+        {"prompts": PROMPTS, "top_p": 0.0},
     ):
         try:
             llm.generate(path, **broken)
@@ -106,6 +108,8 @@ def test_nemos_signature_order_and_parameters_are_taken(run_on_ranks, run, tmp_p
             "top_n_logprobs=2",
             "contradicts",
             "stop=''",
+            "top_k=3 and min_p=0.1 would",
+            "top_p=0.0: must",
         ),
         found["errors"],
         strict=True,

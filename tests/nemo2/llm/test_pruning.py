@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from nemo2.base.advice import for_the_command_line
 from nemo2.base.errors import ConfigError, OutputExists
 from support import answering_runs, small_runs
 
@@ -58,7 +59,8 @@ def pruned(directory: str) -> dict[str, Any]:
     for name, to in TO.items():
         source = run if name == "narrow" else f"{directory}/silenced"
         data = MockDataModule(answering_runs.SEQ, num_workers=0) if name == "narrow" else None  # of GPT-2's vocabulary
-        place = llm.prune(source, f"{directory}/{name}", llm.PruningConfig(**to), num_train_samples=4, data=data)
+        samples = 10**9 if name == "dropped" else 4  # nothing is measured
+        place = llm.prune(source, f"{directory}/{name}", llm.PruningConfig(**to), num_train_samples=samples, data=data)
         small_runs.release()
         config = Checkpoint.open(place).model().config
         found[name] = (config.num_layers, config.hidden_size, config.ffn_hidden_size, config.num_attention_heads)
@@ -173,7 +175,8 @@ def test_every_layout_keeps_the_same_parts(run_on_ranks, models):
         ({"target_hidden_size": 33}, {}, "target_hidden_size=33: must be from 1 to 32"),
         ({"target_num_layers": 1, "drop_layers": [1]}, {}, "set the same thing"),
         ({"drop_layers": [3]}, {}, "must be from 1 to 2"),
-        ({"target_num_attention_heads": 3}, {}, "keeps 3 heads in 2 query groups"),
+        ({"drop_layers": [2, 1]}, {}, "a layer must remain"),
+        ({"target_num_attention_heads": 3}, {}, "target_num_attention_heads=3 leaves 2 query groups"),
         ({"target_mamba_num_heads": 1}, {}, "no Mamba layers"),
         (
             {"target_ffn_hidden_size": 8},
@@ -203,6 +206,15 @@ def test_layers_that_are_left_have_their_windows_and_positions(pattern):
     left = Sizes(whole, PruningConfig(drop_layers=[2])).config([0, 2, 3])
     for layers in (windowed_layers, lambda config: config.no_rope_freq or [0] * config.num_layers):
         assert layers(left) == [layers(whole)[layer] for layer in (0, 2, 3)]
+
+
+def test_errors_name_what_was_typed():
+    from nemo2.llm.pruned import PruningConfig, Sizes
+
+    config = small_runs.build_llama().config
+    for to, option in (({"drop_layers": [3, 4]}, "--drop 3,4: "), ({"target_num_layers": 3}, "--layers 3: ")):
+        with for_the_command_line(["prune"]), pytest.raises(ConfigError, match=f"^{option}"):
+            Sizes(config, PruningConfig(**to))
 
 
 def test_what_is_not_pruned_is_refused(tmp_path):

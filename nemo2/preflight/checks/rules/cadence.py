@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rules about the length of a run, and the intervals of validation, logging and saving."""
 
-import re
 from collections.abc import Iterator
 
 from nemo2.preflight.checks import domains
@@ -24,62 +23,18 @@ def _steps(facts: Facts) -> Iterator[str]:
 
 @CADENCE.rule("validation-interval-is-a-count")
 def _interval(facts: Facts) -> Iterator[str]:
-    """`val_check_interval` must be at least 1 step, or a fraction of an epoch above 0 and at most 1.0.
-    `check_val_every_n_epoch` must be at least 1.
+    """With validation, `val_check_interval` must not be 0, and `check_val_every_n_epoch` must be at least 1.
 
-    Otherwise: The first step raises ZeroDivisionError, or Lightning raises an error on every rank.
+    Otherwise: The first step raises ZeroDivisionError.
     """
     trainer = facts.trainer
-    interval, limit = getattr(trainer, "val_check_interval", None), getattr(trainer, "limit_val_batches", None)
-    epochs = getattr(trainer, "check_val_every_n_epoch", None)
-    if isinstance(epochs, int) and epochs < 1 and limit != 0:
-        yield (
-            f"trainer.check_val_every_n_epoch={epochs}: must be at least 1 epoch. Set a number of epochs, or set "
-            "trainer.limit_val_batches=0 to skip validation."
-        )
-    if isinstance(interval, bool) or not isinstance(interval, int | float) or limit == 0:
-        return
-    if isinstance(interval, int) and interval < 1:
-        yield (
-            f"trainer.val_check_interval={interval}: must be at least 1 step. Set a number of steps, or set "
-            "trainer.limit_val_batches=0 to skip validation."
-        )
-    elif isinstance(interval, float) and not 0 < interval <= 1:
-        yield (
-            f"trainer.val_check_interval={interval}: a fraction of an epoch must be above 0 and at most 1.0. Set such "
-            "a fraction, or a whole number of steps."
-        )
-
-
-@CADENCE.rule("times-count-from-days-to-seconds")
-def _times(facts: Facts) -> Iterator[str]:
-    """`max_time`, and a `val_check_interval` that is a time, must have the form DD:HH:MM:SS.
-
-    Otherwise: Lightning raises an error on every rank.
-    """
-    for name in ("max_time", "val_check_interval"):
-        time = getattr(facts.trainer, name, None)
-        if isinstance(time, str) and not re.fullmatch(r"\d+:\d\d:\d\d:\d\d", time.strip()):
+    for name in ("val_check_interval", "check_val_every_n_epoch"):
+        value, one = getattr(trainer, name, None), "1 step" if name == "val_check_interval" else "1 epoch"
+        wrong = isinstance(value, int) and (value == 0 or (value < 0 and one == "1 epoch"))
+        if wrong and getattr(trainer, "limit_val_batches", None) != 0:
             yield (
-                f"trainer.{name}={time!r}: a time must have the form DD:HH:MM:SS, with days, hours, minutes and seconds. "
-                f"For example, set trainer.{name}=00:04:00:00 for 4 hours."
-            )
-
-
-@CADENCE.rule("limits-are-counts-or-shares")
-def _limits(facts: Facts) -> Iterator[str]:
-    """Each `limit_..._batches` must be a whole number of at least 0, or a fraction between 0 and 1.
-
-    Otherwise: Lightning raises an error on every rank.
-    """
-    for split in ("train", "val", "test", "predict"):
-        value = getattr(facts.trainer, f"limit_{split}_batches", None)
-        if value is None or isinstance(value, bool) or not isinstance(value, int | float):
-            continue
-        if value < 0 or (value > 1 and value % 1):
-            yield (
-                f"trainer.limit_{split}_batches={value}: must be a whole number of at least 0, or a fraction between 0 "
-                "and 1."
+                f"trainer.{name}={value}: must be at least {one}. Set a number of {one[2:]}s, or set "
+                "trainer.limit_val_batches=0 to skip validation."
             )
 
 

@@ -11,6 +11,7 @@ from nemo2.data.blend import empty_splits
 from nemo2.preflight.checks import domains
 from nemo2.preflight.checks.domains import out_of_range
 from nemo2.preflight.checks.facts import Facts
+from nemo2.preflight.checks.lightning import callback_problems, trainer_problems
 from nemo2.preflight.checks.megatron import refusals
 from nemo2.preflight.checks.rule import Topic
 from nemo2.training.run_dir.environment import holds_secret, is_secret_field
@@ -129,13 +130,29 @@ def _splits(facts: Facts) -> Iterator[str]:
 
 @SETTINGS.rule("callbacks-have-their-arguments")
 def _callbacks(facts: Facts) -> Iterator[str]:
-    """Each callback must have all arguments for which its class has no default.
+    """Each callback must have all arguments for which its class has no default, and callbacks of nemo2 and Lightning
+    must accept their arguments.
 
     Otherwise: No rank can create the callback.
     """
-    for path, node in iterate_nodes(facts.recipe):
-        if path.startswith("trainer.callbacks") and (missing := missing_arguments(node, path)):
-            yield f"{missing}, or remove the callback."
+    incomplete = [
+        f"{missing}, or remove the callback."
+        for path, node in iterate_nodes(facts.recipe)
+        if path.startswith("trainer.callbacks") and (missing := missing_arguments(node, path))
+    ]
+    yield from incomplete or callback_problems(facts.at("trainer.callbacks"), "callbacks-have-their-arguments")
+
+
+@SETTINGS.rule("lightning-agrees")
+def _lightning(facts: Facts) -> Iterator[str]:
+    """Lightning must know the accelerator, and accept the trainer's other words, numbers and times. The message has
+    Lightning's own reason.
+
+    Otherwise: Lightning raises an error on every rank.
+    """
+    # nemo2's strategies have a back end for each of these.
+    ours = () if not facts.parts.get("trainer.strategy") else ("auto", "cpu", "gpu", "cuda")
+    yield from trainer_problems(facts.trainer, accelerators=ours)
 
 
 @SETTINGS.rule("one-precision-setting")
@@ -144,8 +161,8 @@ def _two_precisions(facts: Facts) -> Iterator[str]:
 
     Otherwise: The trainer raises an error on every rank.
     """
-    precision, plugins = facts.at("trainer.precision"), facts.at("trainer.plugins")
-    if facts.sizes and precision is not None and plugins is not None and facts.precision is not None:
+    precision, is_plugin = facts.at("trainer.precision"), facts.parts.precision_at.startswith("trainer.plugins")
+    if facts.sizes and precision is not None and is_plugin and facts.precision is not None:
         yield (
             f"trainer.precision={precision!r} and a precision plugin in trainer.plugins both set the precision. Remove "
             "one of them."

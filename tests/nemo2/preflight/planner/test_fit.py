@@ -105,6 +105,7 @@ def test_what_changes_no_size_is_not_rehearsed_again(overrides, gpus, answer, un
         "strategy.tensor_model_parallel_size=4",
         "trainer.devices=4",
         "trainer.plugins=None",
+        "trainer.precision=32",
         "trainer.callbacks=[]",
     ],
 )

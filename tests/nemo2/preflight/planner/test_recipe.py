@@ -64,6 +64,8 @@ def test_the_job_is_the_one_that_the_run_would_settle() -> None:
     assert job.precision == "fp8" and job.sharding == "zero1" and job.sp
     assert job.recomputes("mlp") and not job.recomputes("core_attn")
     assert job.overlap_tp and job.overlap_pp and job.overlap_grad and job.overlap_param
+    short = subject("llama3_8b", "trainer.plugins=None", "trainer.precision=bf16-mixed").job
+    assert short == subject("llama3_8b").job
 
 
 def test_overlap_that_the_user_turned_off_is_off() -> None:

@@ -8,8 +8,8 @@ import pytest
 
 from nemo2 import recipes
 from nemo2.base.errors import ConfigError
-from nemo2.mcore.parallel.layout import Layout
-from nemo2.report.pictures.ranks import GROUP_NAMES, Placement, groups_of, place_recipe, rank_order, stages_of
+from nemo2.mcore.parallel.layout import Layout, rank_order
+from nemo2.report.pictures.ranks import GROUP_NAMES, Placement, groups_of, place_recipe, stages_of
 
 WORLDS = {
     "dp": (Layout(), 4, False),

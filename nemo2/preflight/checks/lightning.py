@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Lightning's own errors about a trainer's words, numbers and times, and about callbacks, before the ranks meet them.
+
+Lightning checks these in its constructors, which open no file and no connection, so the constructors are called.
+"""
+
+import logging
+from collections.abc import Iterator, Mapping
+from datetime import timedelta
+from typing import Any
+
+import fiddle as fdl
+
+from nemo2.config.walk import class_of
+from nemo2.mcore.settle.parts import quietly, refusals_of
+from nemo2.preflight.checks.domains import TRAINER
+
+_PLAIN = (bool, int, float, str, dict, timedelta)
+_ELSEWHERE = (
+    *("accelerator", "devices", "num_nodes", "strategy", "plugins", "callbacks", "logger", "precision"),
+    *("deterministic", "benchmark"),
+)
+"""Arguments that depend on the machine or on other parts, or that set torch's global switches."""
+_OURS = ("nemo2.", "lightning.")
+_ERRORS: dict[str, str] = {}
+"""Lightning's error by the trainer's arguments. Empty: it has none."""
+
+
+def trainer_problems(trainer: Any, *, accelerators: tuple[str, ...]) -> Iterator[str]:
+    """The arguments of a trainer's node that Lightning rejects, each with Lightning's reason.
+
+    Args:
+        accelerators: The names that its strategy runs on. Empty: those of Lightning's registry.
+    """
+    from lightning.pytorch.accelerators import AcceleratorRegistry
+
+    names = accelerators or ("auto", "gpu", *AcceleratorRegistry.available_accelerators())
+    name = getattr(trainer, "accelerator", None)
+    if isinstance(name, str) and name not in names:
+        yield (
+            f"trainer.accelerator={name!r}: must be one of {', '.join(names)}. 'auto' takes GPUs where they exist, and CPU "
+            "processes elsewhere."
+        )
+    if not isinstance(trainer, fdl.Buildable):
+        return
+    arguments = {
+        str(name): value
+        for name, value in trainer.__arguments__.items()
+        if isinstance(value, _PLAIN) and name not in _ELSEWHERE
+    }
+    if not (together := _error(arguments)):
+        return
+    errors = {name: error for name, value in arguments.items() if (error := _error({name: value}))}
+    for name, error in errors.items():
+        if name not in TRAINER:  # else a rule of ours has the reason
+            yield f"trainer.{name}={arguments[name]!r}: Lightning rejects it: {error}"
+    if not errors:
+        yield f"trainer: Lightning rejects these settings together: {together}"
+
+
+def callback_problems(callbacks: Any, rule: str) -> Iterator[str]:
+    """The errors of callbacks of nemo2 and Lightning about their arguments. Constructors of other classes are not called:
+    they may do anything.
+
+    Args:
+        callbacks: The value of `trainer.callbacks`: None, a node, or a list of nodes and live objects.
+        rule: The rule of an error that names no other rule.
+    """
+    listed = callbacks if isinstance(callbacks, list | tuple) else [callbacks]
+    for index, node in enumerate(listed):
+        path = "trainer.callbacks" if node is callbacks else f"trainer.callbacks[{index}]"
+        cls = class_of(node)
+        if not isinstance(node, fdl.Config) or not getattr(cls, "__module__", "").startswith(_OURS):
+            continue
+        if getattr(cls, "asks_for_overlap", False):
+            continue  # settled with the rest
+        try:
+            with quietly():
+                fdl.build(node)
+        except Exception as error:
+            for refusal in refusals_of(error, rule, path):
+                yield f"{path}: {_sentence(refusal.message)}"
+
+
+def _error(arguments: Mapping[str, Any]) -> str:
+    from lightning.fabric.plugins.environments.lightning import LightningEnvironment
+
+    from nemo2.training.trainer import Trainer
+
+    key = repr(sorted(arguments.items()))
+    if key not in _ERRORS:
+        defaults: dict[str, Any] = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+        known = logging.root.manager.disable
+        logging.disable(logging.WARNING)
+        try:
+            with quietly():
+                Trainer(**defaults | dict(arguments), accelerator="cpu", devices=1, plugins=[LightningEnvironment()])
+            _ERRORS[key] = ""
+        except Exception as error:  # MisconfigurationException, TypeError, ValueError
+            _ERRORS[key] = _sentence(" ".join(str(error).split()))
+        finally:
+            logging.disable(known)
+    return _ERRORS[key]
+
+
+def _sentence(error: str) -> str:
+    return error if error.endswith((".", "?")) else f"{error}."
