@@ -164,7 +164,8 @@ class DistillationCallback(pl.Callback):
     def on_megatron_microbatch_start(self, step: MegatronStep, batch: dict[str, Any]) -> None:
         if step.stage == "training":
             batch["text"] = self._text = batch["labels"]
-            if not step.pl_module.config.mtp_num_layers:  # which learns its further predictions from labels
+            config: Any = step.pl_module.config
+            if not config.mtp_num_layers:  # which learns its further predictions from labels
                 batch["labels"] = None  # without labels the student's last stage returns logits
             if not _in_pipeline():
                 self._teacher_logits.append(self._logits_of_teacher(batch, step))
