@@ -54,6 +54,16 @@ _FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "num_mtp_layers": 0,
         },
     ),
+    "qwen2 moe": (
+        "Qwen2Moe",
+        {
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 16,
+            "shared_expert_intermediate_size": 24,
+            "mlp_only_layers": [0],
+        },
+    ),
     "deepseek with experts": ("DeepseekV2", _LATENT | {"first_k_dense_replace": 1}),
 }
 

@@ -26,6 +26,7 @@ _READ = {"r", "lora_alpha", "lora_dropout", "use_rslora", "use_dora", "rank_patt
 _WHOLE = re.compile(r"base_model\.model\.(?P<name>.+\.(?:weight|bias))")
 _SAID_BY_THE_TENSORS = {
     "target_modules",
+    "target_parameters",
     "modules_to_save",
     "ensure_weight_tying",
     "exclude_modules",
@@ -132,6 +133,12 @@ def _by_module(tensors: Mapping[str, Tensor], settings: Mapping[str, Any], folde
                 f"{folder / ADAPTER_WEIGHTS}: {name} is neither an adapter of a linear layer nor a weight or bias of "
                 "modules_to_save, and nemo2's adapters support nothing else. Merge the adapter in peft, and import "
                 "the model."
+            )
+        if re.search(r"\.experts(\.base_layer)*$", match["module"]):
+            raise ConfigError(
+                f"{folder / ADAPTER_WEIGHTS}: {name} adapts all experts of a layer as one parameter "
+                f"(target_parameters={settings.get('target_parameters')}), which nemo2's LoRA doesn't. Merge the adapter in peft "
+                "(merge_and_unload), and import the model."
             )
         modules.setdefault(match["module"], {})[match["kind"]] = tensor
     if not modules:

@@ -44,6 +44,11 @@ from nemo2.models.peft import DoRA, LoRA
 
 _ADAPTER = re.compile(r"(?P<module>.+)\.adapter\.(?P<rest>.+)\.weight(?P<section>\.\w+)?$")
 """The adapter of a Mamba mixer's projection stores its rows section by section, like the weight."""
+_EXPERT = re.compile(r"(?P<layer>.+\.experts)\.\d+\.(?P<leaf>\w+)\.weight")
+_GATE_UP = ("gate_up_proj", ("gate_proj", "up_proj"))
+_STACKED = {"gate_proj": _GATE_UP, "up_proj": _GATE_UP, "down_proj": ("down_proj", ("down_proj",))}
+"""The parameters of transformers 5 that hold all experts of a layer, with what they hold, by the released names. peft knows
+the ones of Mixtral by its own."""
 
 
 def export_adapter(
@@ -102,7 +107,7 @@ def export_adapter(
         )
     with new_folder(final, num_bytes, overwrite=overwrite, reads=[source.path]) as temporary:
         base = source.base if (source.base or "").startswith(HUGGING_FACE) else None
-        described = _adapter_config(modules, method, base_model or (base or "").removeprefix(HUGGING_FACE))
+        described = _adapter_config(modules, entries, method, base_model or (base or "").removeprefix(HUGGING_FACE))
         described["modules_to_save"] = sorted({name.rpartition(".")[0] for name in whole}) or None
         described |= {"ensure_weight_tying": True} if tied else {}
         _write_files(temporary, tensors, described)
@@ -248,18 +253,28 @@ def _tensors(modules: Mapping[str, _Released]) -> Iterator[tuple[str, Tensor]]:
             yield f"{prefix}.lora_magnitude_vector", module.lengths
 
 
-def _adapter_config(modules: Mapping[str, _Released], method: LoRA, base_model: str) -> dict[str, Any]:
+def _adapter_config(
+    modules: Mapping[str, _Released], entries: Sequence[Entry], method: LoRA, base_model: str
+) -> dict[str, Any]:
     """``adapter_config.json`` as peft 0.21 reads it."""
     scale = method.alpha / method.dim
-    ranks = {name: module.rank for name, module in modules.items() if module.rank != method.dim}
+    targets = _targets(modules, entries)
+    ranks = {name: rank for name, (_, rank) in targets.items() if rank != method.dim}
+    parameters = sorted(name for name, (is_parameter, _) in targets.items() if is_parameter)
+    if parameters and isinstance(method, DoRA):
+        raise ConfigError(
+            f"peft has no DoRA for {parameters[0]}: beside experts it trains this layer as a parameter. Merge "
+            "(llm.peft.merge_lora) and export the model."
+        )
     return {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
         "base_model_name_or_path": base_model or None,
         "r": method.dim,
         "lora_alpha": method.alpha,
-        "lora_dropout": method.dropout,
-        "target_modules": sorted(modules),
+        "lora_dropout": 0.0 if parameters else method.dropout,  # peft loads no parameters with dropout
+        "target_modules": sorted(targets.keys() - {*parameters}),
+        "target_parameters": parameters or None,
         "rank_pattern": ranks,
         "alpha_pattern": {name: scale * rank for name, rank in ranks.items()},
         "use_dora": isinstance(method, DoRA),
@@ -267,6 +282,38 @@ def _adapter_config(modules: Mapping[str, _Released], method: LoRA, base_model: 
         "fan_in_fan_out": False,
         "inference_mode": True,
     }
+
+
+def _targets(modules: Mapping[str, _Released], entries: Sequence[Entry]) -> dict[str, tuple[bool, int]]:
+    """What peft is told to train: by name, whether it is a parameter, and the rank.
+
+    transformers 5 stacks the experts of a layer, so peft trains them as parameters. It takes each module with a name of an
+    expert's for an expert, shared experts and dense layers too, and drops their adapters without a message. They are
+    named as the parameters of their modules therefore.
+    """
+    released = {piece.name or "" for entry in entries for piece in entry.pieces}
+    of_experts = {match["leaf"] for name in released if (match := _EXPERT.fullmatch(name))}
+    are_stacked = of_experts <= _STACKED.keys()
+    targets: dict[str, tuple[bool, int]] = {}
+    for name, module in modules.items():
+        leaf = name.rpartition(".")[2]
+        theirs = name.removeprefix("backbone.")  # the prefix of Nemotron-H's release, not of its class
+        expert = _EXPERT.fullmatch(f"{theirs}.weight")
+        if leaf not in of_experts or not are_stacked:
+            targets[theirs] = False, module.rank
+        elif expert is None:
+            targets[f"{theirs}.weight"] = True, module.rank
+        else:
+            parameter, parts = _STACKED[leaf]
+            siblings = {name.removesuffix(leaf) + part for part in parts}
+            if without := sorted(siblings - modules.keys()):
+                raise ConfigError(
+                    f"{name} has an adapter and {without[0]} has none, but peft trains both as one parameter of all "
+                    "experts. Remove the experts from peft.target_modules, or merge (llm.peft.merge_lora) and export the "
+                    "model."
+                )
+            targets[f"{expert['layer']}.{parameter}"] = True, sum(modules[one].rank for one in siblings)
+    return targets
 
 
 def _write_files(folder: Path, tensors: Mapping[str, Tensor], described: Mapping[str, Any]) -> None:

@@ -15,6 +15,7 @@ FUSED = ["linear_qkv", "linear_proj", "linear_fc1", "linear_fc2"]
 SINGLE = ["linear_proj", "linear_fc2"]
 PARTS = ["linear_q", "linear_v", "linear_proj", "linear_fc1_up", "linear_fc2"]
 EXPERTS = "mixtral, beside its experts"
+SHARED = "dense layers, experts and shared experts"
 CASES: dict[str, tuple[str, str, list[str]]] = {
     "llama": ("llama", "LoRA", FUSED),
     "llama, layers that aren't fused": ("llama", "LoRA", SINGLE),
@@ -24,11 +25,13 @@ CASES: dict[str, tuple[str, str, list[str]]] = {
     "qwen2, parts": ("qwen2", "CanonicalLoRA", PARTS),
     "phi3, parts": ("phi3", "CanonicalLoRA", PARTS),
     EXPERTS: ("mixtral", "LoRA", ["linear_qkv", "linear_fc1", "linear_fc2"]),
+    SHARED: ("glm4 moe", "LoRA", FUSED),
+    "those of a class that peft's table lacks": ("qwen2 moe", "LoRA", FUSED),
     "mixtral": ("mixtral", "LoRA", ["linear_qkv", "linear_proj"]),
     "frozen biases of routers": ("glm4 moe", "LoRA", ["linear_proj"]),
 }
 CHANGES = {"frozen biases of routers": {"moe_router_bias_update_rate": 1.0}}
-DAILY = ("llama", "llama, DoRA", "qwen2, parts", "phi3, parts", EXPERTS, "frozen biases of routers")
+DAILY = ("llama", "llama, DoRA", "qwen2, parts", "phi3, parts", EXPERTS, SHARED, "frozen biases of routers")
 
 
 def train(folder: str, directory: str, method: Any, **changes: Any) -> Any:
@@ -69,7 +72,7 @@ def compared(directory: str, name: str) -> dict[str, Any]:
     base = transformers.AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager")
     theirs: Any = peft.PeftModel.from_pretrained(base, str(adapter), is_trainable=True)
     expected = logits_of(theirs.eval())
-    back = imported_again(adapter, folder, f"{place}/back") if name == EXPERTS else ours
+    back = imported_again(adapter, folder, f"{place}/back") if name in (EXPERTS, SHARED) else ours
     scale = float(expected.abs().max())
     return {
         "trained": sum(one.requires_grad for one in theirs.parameters()),
@@ -92,7 +95,7 @@ def all_compared(directory: str, names: list[str]) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def runs(request, run_on_ranks, tmp_path_factory) -> dict[str, Any]:
     folder, names = str(tmp_path_factory.mktemp("adapters")), nightly.requested(request, "name")
-    return run_on_ranks(all_compared, 1, folder, [*dict.fromkeys([*names, EXPERTS])], timeout=240)[0]
+    return run_on_ranks(all_compared, 1, folder, [*dict.fromkeys([*names, EXPERTS, SHARED])], timeout=240)[0]
 
 
 @pytest.mark.parametrize("name", nightly.each_case(CASES, DAILY))
@@ -101,5 +104,29 @@ def test_peft_says_what_our_model_says_with_its_adapters(runs, name):
     assert runs[name]["difference"] < 1e-6
 
 
-def test_additions_beside_experts_come_back_as_they_went(runs):
-    assert runs[EXPERTS]["back"] < 1e-6
+@pytest.mark.parametrize("name", [EXPERTS, SHARED])
+def test_additions_beside_experts_come_back_as_they_went(runs, name):
+    assert runs[name]["back"] < 1e-6
+
+
+@pytest.mark.parametrize(
+    ("kind", "modules", "reason"),
+    [
+        ("DoRA", ["model.layers.1.mlp.shared_expert.up_proj"], "has no DoRA for"),
+        ("CanonicalLoRA", ["model.layers.1.mlp.experts.0.up_proj"], "experts.0.gate_proj has none"),
+    ],
+)
+def test_adapters_beside_experts_that_peft_cannot_load_are_refused(kind, modules, reason):
+    import torch
+
+    from nemo2.base.errors import ConfigError
+    from nemo2.hugging_face.adapters import _adapter_config, _Released
+    from nemo2.models import peft as methods
+    from nemo2.models.conversion.pieces import Piece
+    from nemo2.models.conversion.table import Entry
+
+    names = [f"model.layers.1.mlp.experts.0.{leaf}.weight" for leaf in ("gate_proj", "up_proj", "down_proj")]
+    entries = [Entry(key="", shape=(4, 4), at=(), pieces=tuple(Piece(name=name, start=0, stop=4) for name in names))]
+    adapted = {name: _Released(4, firsts=[torch.zeros(2, 4)]) for name in modules}
+    with pytest.raises(ConfigError, match=reason):
+        _adapter_config(adapted, entries, getattr(methods, kind)(dim=2), "")
