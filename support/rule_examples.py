@@ -575,8 +575,8 @@ EXAMPLES: tuple[Example, ...] = (
     ),
     example(
         "callbacks-have-their-arguments",
-        "'trainer.callbacks=lightning.pytorch.callbacks.EarlyStopping(monitor=val_loss,mode=lowest)'",
-        "'trainer.callbacks=lightning.pytorch.callbacks.EarlyStopping(monitor=val_loss,mode=min)'",
+        "'trainer.callbacks=lightning.pytorch.callbacks.Timer(interval=hour)'",
+        "'trainer.callbacks=lightning.pytorch.callbacks.Timer(interval=step)'",
     ),
     example("lightning-agrees", "trainer.accelerator=GPU", "trainer.accelerator=gpu"),
     example("lightning-agrees", "trainer.profiler=simpel", "trainer.profiler=simple"),

@@ -38,6 +38,8 @@ HANDED_OVER = {
     ("MegatronDataSampler", "decoder_seq_len"): "nemo2.training.strategies.base",
     ("MaskedTokenLossReduction", "val_drop_last"): "nemo2.training.strategies.base",
     ("GPTConfig", "tp_comm_overlap_cfg"): "nemo2.mcore.overlap.userbuffers",
+    ("GPTOSSConfig", "yarn_mscale"): "nemo2.models.conversion.settings",
+    ("GPTOSSConfig", "yarn_mscale_all_dim"): "nemo2.models.conversion.settings",
 }
 """Arguments whose reader gets the object from Lightning or Megatron-Core, and imports nothing of its class."""
 

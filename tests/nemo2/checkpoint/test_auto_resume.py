@@ -256,7 +256,7 @@ def started_from_weights(directory: str) -> dict[str, Any]:
     first = small_runs.fit(small_runs.build_llama(), max_steps=3, callbacks=callbacks)
     path = f"{directory}/two"
     found: dict[str, Any] = {"first": first}
-    from nemo2.training.strategies import base
+    from nemo2.checkpoint import changes
 
     starts: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         "weights": ({}, {}),
@@ -265,7 +265,7 @@ def started_from_weights(directory: str) -> dict[str, Any]:
     }
     for name, (options, config) in starts.items():
         restore = RestoreConfig(path=path, **options)
-        with mock.patch.object(base._log, "warning") as warning:
+        with mock.patch.object(changes._log, "warning") as warning:
             found[name] = small_runs.fit(
                 small_runs.build_llama(**config), small_runs.TokenData(size=8), max_steps=1, restore_config=restore,
                 inspect=lambda trainer: trainer.strategy.optimizers[0].mcore_optimizer.state_dict() is not None,

@@ -95,7 +95,7 @@ def test_training_resumes_at_the_sample_it_had_reached(tmp_path):
     whole = steps_of(first)
     first.trainer.global_step = 3
     state = first.state_dict()
-    assert state == {"consumed_samples": 12, "global_step": 3, "order": first.order()}
+    assert state == {"consumed_samples": 12, "global_step": 3, "place": [12, 0, 0], "order": first.order()}
     again = module(prefix, split="1,0,0")
     again.load_state_dict(state)
     again.trainer.global_step = 3
