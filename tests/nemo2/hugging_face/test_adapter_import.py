@@ -256,7 +256,6 @@ def add(name: str, *shape: int) -> Any:
     [
         ("bias", "all"),
         ("r", 0),
-        ("target_parameters", ["mlp.experts.gate_up_proj"]),
         ("init_lora_weights", "pissa"),
         ("peft_type", "IA3"),
         ("task_type", "SEQ_CLS"),
@@ -298,6 +297,7 @@ BAD: dict[str, tuple[Any, str]] = {
         "self_attention.linear_qkv in full, and peft.target_modules",
     ),
     "neither of both": (add("prompt_embeddings", 4, 32), "prompt_embeddings is neither an adapter"),
+    "experts as one parameter": (add("layers.0.mlp.experts.lora_A.weight", 4, 32), "adapts all experts of a layer"),
     "a layer that isn't there": (
         replace_each(lambda name, one: (name.replace("layers.1", "layers.7"), one)),
         "model.layers.7.self_attn.q_proj",
