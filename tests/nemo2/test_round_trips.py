@@ -242,7 +242,9 @@ def test_adapters(tmp_path, seed):
             if isinstance(method, DoRA):
                 module.lengths_like(torch.ones(3)).copy_(torch.rand(3))
             modules[f"model.layers.{layer}.{name}"] = module
-    _write_files(tmp_path, dict(_tensors(modules)), _adapter_config(modules, method, draw.choice(("", "org/base-1.5"))))
+    _write_files(
+        tmp_path, dict(_tensors(modules)), _adapter_config(modules, [], method, draw.choice(("", "org/base-1.5")))
+    )
     adapters, whole = read_adapters(tmp_path, read_settings(tmp_path))
     assert adapters.keys() == modules.keys() and not whole
     for name, adapter in adapters.items():
