@@ -143,7 +143,7 @@ parity-quick: $(READY) ## the few of these layouts that the tests run too
 	@$(BIN)/python -m tests.long.parity --quick
 
 rehearse: $(READY) ## check and rehearse every recipe, of fine-tuning too, at its declared scale, in six minutes of two cores (docs/rehearse.md)
-	@$(BIN)/python tools/rehearse_recipes.py --limit 500
+	@$(BIN)/python tools/rehearse_recipes.py
 
 sweep: $(READY) ## thousands of random layouts: the rules against Megatron-Core
 	@$(BIN)/python -m tests.long.random_layouts
