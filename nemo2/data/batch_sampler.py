@@ -140,10 +140,8 @@ class StepBatchSampler(Sampler[list[int]]):
                 end = min(end, self.schedule.after(start, self.epoch_steps))
             if consumed < end:
                 return number, start, end
-            whole = reached == start  # the rest of a pass tells nothing about the next
-            if (
-                whole and self.schedule.at(start) == self.schedule.global_batch_size
-            ):  # no ramp-up ahead: passes are equal
+            # Whole passes without a ramp-up ahead are equal. The rest of a pass tells nothing about the next.
+            if reached == start and self.schedule.at(start) == self.schedule.global_batch_size:
                 length = end - start
                 passes = (consumed - start) // length
                 return number + passes, start + passes * length, end + passes * length

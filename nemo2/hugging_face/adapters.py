@@ -9,6 +9,7 @@ takes several of them (Phi-3's ``qkv_proj``), its rank is their sum: ``[B_q 0; 0
 full are written as in the release, and are named in ``modules_to_save``.
 """
 
+import logging
 import math
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -42,6 +43,7 @@ from nemo2.models.conversion.families import conversion_of
 from nemo2.models.conversion.table import Entry, released_shapes
 from nemo2.models.peft import DoRA, LoRA
 
+_log = logging.getLogger(__name__)
 _ADAPTER = re.compile(r"(?P<module>.+)\.adapter\.(?P<rest>.+)\.weight(?P<section>\.\w+)?$")
 """The adapter of a Mamba mixer's projection stores its rows section by section, like the weight."""
 _EXPERT = re.compile(r"(?P<layer>.+\.experts)\.\d+\.(?P<leaf>\w+)\.weight")
@@ -266,15 +268,22 @@ def _adapter_config(
             f"peft has no DoRA for {parameters[0]}: beside experts it trains this layer as a parameter. Merge "
             "(llm.peft.merge_lora) and export the model."
         )
+    if parameters and method.dropout:
+        _log.warning(
+            "lora_dropout is 0 in %s, not %g: peft loads no adapters of parameters (%s) with dropout.",
+            ADAPTER_CONFIG,
+            method.dropout,
+            parameters[0],
+        )
     return {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
         "base_model_name_or_path": base_model or None,
         "r": method.dim,
         "lora_alpha": method.alpha,
-        "lora_dropout": 0.0 if parameters else method.dropout,  # peft loads no parameters with dropout
+        "lora_dropout": 0.0 if parameters else method.dropout,
         "target_modules": sorted(targets.keys() - {*parameters}),
-        "target_parameters": parameters or None,
+        **({"target_parameters": parameters} if parameters else {}),  # a name that peft before 0.17 doesn't know
         "rank_pattern": ranks,
         "alpha_pattern": {name: scale * rank for name, rank in ranks.items()},
         "use_dora": isinstance(method, DoRA),
@@ -288,8 +297,8 @@ def _targets(modules: Mapping[str, _Released], entries: Sequence[Entry]) -> dict
     """What peft is told to train: by name, whether it is a parameter, and the rank.
 
     transformers 5 stacks the experts of a layer, so peft trains them as parameters. It takes each module with a name of an
-    expert's for an expert, shared experts and dense layers too, and drops their adapters without a message. They are
-    named as the parameters of their modules therefore.
+    expert's for an expert, shared experts and dense layers too, and drops their adapters without a message. The file
+    therefore names the parameters of these modules.
     """
     released = {piece.name or "" for entry in entries for piece in entry.pieces}
     of_experts = {match["leaf"] for name in released if (match := _EXPERT.fullmatch(name))}
