@@ -575,8 +575,8 @@ EXAMPLES: tuple[Example, ...] = (
     ),
     example(
         "callbacks-have-their-arguments",
-        "'trainer.callbacks=lightning.pytorch.callbacks.Timer(interval=hour)'",
-        "'trainer.callbacks=lightning.pytorch.callbacks.Timer(interval=step)'",
+        "'trainer.callbacks=lightning.pytorch.callbacks.Timer(duration=4:00)'",
+        "'trainer.callbacks=lightning.pytorch.callbacks.Timer(duration=4h)'",
     ),
     example("lightning-agrees", "trainer.accelerator=GPU", "trainer.accelerator=gpu"),
     example("lightning-agrees", "trainer.profiler=simpel", "trainer.profiler=simple"),

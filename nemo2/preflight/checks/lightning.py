@@ -81,7 +81,8 @@ def callback_problems(callbacks: Any, rule: str) -> Iterator[str]:
             continue
         except Exception as error:
             for refusal in refusals_of(error, rule, path):
-                yield f"{path}: {_sentence(refusal.message)}"
+                name = "" if cls.__name__ in refusal.message else f"{cls.__name__}: "
+                yield f"{path}: {name}{_sentence(refusal.message)}"
 
 
 def _error(arguments: Mapping[str, Any]) -> str:
