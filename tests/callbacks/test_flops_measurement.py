@@ -4,6 +4,7 @@
 from types import SimpleNamespace
 from typing import Any
 
+import lightning.pytorch as pl
 import pytest
 
 from nemo2.base.errors import ConfigError
@@ -32,6 +33,12 @@ def test_mfu_is_a_share_of_the_peak_and_attention_can_count_causally(monkeypatch
     line, _ = logged(monkeypatch, FLOPsMeasurementCallback(causal=True, peak_tflops=1e-6))
     assert line["TFLOPS_per_GPU"] == pytest.approx(3 * model_flops_per_step(SHAPE, 64, 8) / 2.0 / 1e12)
     assert line["MFU"] == pytest.approx(line["TFLOPS_per_GPU"] / 1e-6)
+
+
+def test_the_share_of_a_gpu_counts_the_gpus_of_all_nodes(monkeypatch):
+    monkeypatch.setattr(pl.Trainer, "world_size", 16)  # two nodes of eight; num_devices is those of a node
+    line, _ = logged(monkeypatch, FLOPsMeasurementCallback())
+    assert line["TFLOPS_per_GPU"] == pytest.approx(line["TFLOPS"] / 16)
 
 
 def test_shape_and_batch_can_be_given_as_in_nemo(monkeypatch):

@@ -14,7 +14,7 @@ from torch.distributed.fsdp import CPUOffload, CPUOffloadPolicy, MixedPrecisionP
 from nemo2 import llm
 from nemo2.base.errors import ConfigError
 from nemo2.config import Config, apply_overrides, from_json, to_json, who_set
-from nemo2.config.overrides import COMMAND_LINE
+from nemo2.config.overrides import COMMAND_LINE, paths_of
 from nemo2.config.show import flatten
 from nemo2.config.typed_text import Text, WrongType
 from nemo2.config.values import describe, typed
@@ -219,6 +219,18 @@ def test_all_that_cannot_be_applied_is_named_at_once():
     lines = str(caught.value).splitlines()
     assert lines[0] == "2 overrides cannot be applied:" and len(lines) == 3
     assert lines[1].startswith("  trainer.max_stps=1: ")
+
+
+def test_new_data_keeps_the_sizes_that_it_does_not_set():
+    run = llm.llama3_8b.pretrain_recipe()
+    before = run.data.seq_length
+    apply_overrides(run, ["data=PreTrainingDataModule(paths=corpus,global_batch_size=16)"])
+    assert (run.data.seq_length, run.data.global_batch_size) == (before, 16)
+
+
+def test_the_shortest_path_of_a_name_comes_first():
+    run = llm.llama3_8b.finetune_recipe()
+    assert paths_of(run, "restore_config") == ["resume.restore_config", "trainer.strategy.restore_config"]
 
 
 def test_history_says_command_line():

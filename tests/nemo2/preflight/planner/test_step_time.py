@@ -151,7 +151,16 @@ def test_the_last_stage_has_fewer_layers_where_chunks_do_not_divide_them() -> No
     assert math.isclose(spared / more.parts["projections"], 2 / 80, rel_tol=1e-6)
     assert fewer.total < more.total
     # Without room for it, the output layer is on top of a full stage.
-    assert fewer.parts["output layer and uneven stages"] < more.parts["output layer and uneven stages"]
+    name = "output layer and uneven stages"
+    assert fewer.parts[name] < more.parts[name]
+    one_stage = predict(even, job(pp=1, vp=1, gpus=16))
+    assert math.isclose(more.parts[name], one_stage.parts[name])
+
+
+def test_the_optimizers_share_of_experts_is_the_same_however_they_are_split() -> None:
+    # Twice the expert-parallel ranks hold half of the experts each, with half of the copies to share the states.
+    seconds = {predict(MIXTRAL, job(ep=ep, vp=1)).parts["optimizer"] for ep in (1, 2, 4)}
+    assert max(seconds) == pytest.approx(min(seconds)) and max(seconds) > 0
 
 
 def test_unknown_gpus_are_refused_with_the_nearest() -> None:
