@@ -37,6 +37,7 @@ _IDENTIFIERS = ("wd_mult", "lr_mult", "is_decoupled_lr")
 """Fields that distinguish the groups of one optimizer. Whether a group is the experts' determines its optimizer."""
 _PEAKS = ("max_lr", "min_lr", "start_wd", "end_wd")
 _MOMENTS = {"exp_avg", "exp_avg_sq", "momentum_buffer"}
+_STATE = "optimizer.state."
 _STEP = "optimizer.state.step."
 _COPIES = "fp32_from_fp16_params"
 """The entry of a "half" state with the fp32 copies of the parameters, as a list per group."""
@@ -46,6 +47,11 @@ _OWN = (*_IDENTIFIERS, "is_expert_parallel", "default_config", "params")
 def forms_of(state: Any) -> list[Form]:
     """The form of each optimizer in a chain, from its sharded state or from the plain part of a saved one."""
     return [_form(part) for part in _chain(state)]
+
+
+def moments(keys: Iterable[str]) -> set[str]:
+    """The names of the moments among the keys of a checkpoint's tensors."""
+    return {key.removeprefix(_STATE).partition(".")[0] for key in keys if key.startswith(_STATE)} & _MOMENTS
 
 
 def under_saved_names(wanted: Any, saved: Any) -> Any:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """State of an optimizer that one implementation or configuration saved, loaded into another."""
 
+import logging
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -113,11 +114,20 @@ def test_a_dynamic_loss_scale_begins_after_a_constant_one(run_on_ranks, tmp_path
     assert list(found.values()) == [[16.0, 16.0]] * 2
 
 
-def without_count_of_updates(directory: str) -> list[float]:
-    """SGD's losses, of the first two steps under a strategy that shards, and of the next two without it."""
+def without_count_of_updates(directory: str) -> tuple[list[float], list[str]]:
+    """SGD's losses, of the first two steps under a strategy that shards, and of the next two without it; and what is said where
+    the momentum isn't used any more."""
     path, sgd = str(Path(directory) / "sgd"), {"optimizer": "sgd", "sgd_momentum": 0.9}
     before = run(path, optimizer=sgd, strategy=nl.FSDP2Strategy())
-    return before["losses"] + run(path, optimizer=sgd, resume=True)["losses"]
+    messages: list[str] = []
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: messages.append(record.getMessage())
+    logging.getLogger("nemo2.checkpoint.forms").addHandler(handler)
+    losses = before["losses"] + run(path, optimizer=sgd, resume=True)["losses"]
+    assert not messages
+    for options in ({}, {"strategy": nl.FSDP2Strategy()}):
+        run(path, optimizer=sgd | {"sgd_momentum": 0.0}, resume=True, **options)
+    return losses, messages
 
 
 def uninterrupted() -> list[float]:
@@ -126,5 +136,7 @@ def uninterrupted() -> list[float]:
 
 
 def test_an_optimizer_that_counts_no_updates_goes_on_under_another_strategy(run_on_ranks, tmp_path):
-    [resumed], [expected] = run_on_ranks(without_count_of_updates, 1, str(tmp_path)), run_on_ranks(uninterrupted, 1)
+    [(resumed, messages)] = run_on_ranks(without_count_of_updates, 1, str(tmp_path))
+    [expected] = run_on_ranks(uninterrupted, 1)
+    assert len(messages) == 2 and all("momentum_buffer" in message for message in messages)
     assert resumed == pytest.approx(expected, rel=1e-6) and len(set(expected)) == 4
