@@ -256,7 +256,8 @@ class ModelCheckpoint(Checkpoint):
         last = last or ends_now(trainer)
         self._last_has_context = self.always_save_context or (last and self.save_context_on_train_end)
         self._report_unknown_monitor(trainer)
-        target = Path(self.dirpath) / self.format_checkpoint_name(self._values(trainer), trainer)
+        values = self._values(trainer)
+        target = Path(self.dirpath) / self.format_checkpoint_name(values, trainer)
         if self.save_last:
             target = target.with_name(target.name + LAST_SUFFIX)
         trainer.save_checkpoint(
@@ -264,7 +265,7 @@ class ModelCheckpoint(Checkpoint):
             weights_only=self.save_weights_only if weights_only is None else weights_only,
             storage_options={
                 "published": lambda path: self._published(trainer, path),
-                "metrics": {name: value for name, value in self._values(trainer).items() if isinstance(value, float)},
+                "metrics": {name: value for name, value in values.items() if isinstance(value, float)},
                 "run": self._run.signature() if self._run is not None else None,
                 "with_context": self._last_has_context,
             },
@@ -343,6 +344,10 @@ class ModelCheckpoint(Checkpoint):
             if torch.as_tensor(value).numel() == 1
             and (name not in self._validation_metrics or self._validated_step == trainer.global_step)
         }
+        step_metrics = getattr(
+            trainer.strategy, "step_metrics", dict
+        )  # Lightning's own are those of the step logged last
+        values |= step_metrics()
         consumed = getattr(trainer.strategy, "consumed_samples", 0)
         return values | {"step": trainer.global_step, "epoch": trainer.current_epoch, "consumed_samples": consumed}
 

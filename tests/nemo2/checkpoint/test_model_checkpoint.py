@@ -260,7 +260,8 @@ def validated_and_saved(directory: str) -> dict[str, Any]:
     def run(folder: str, **options: Any) -> dict[str, Any]:
         keep = small_runs.keep(folder, filename="{val_loss:.6f}-{step}", every_n_train_steps=1, save_top_k=-1)
         validate = {"limit_val_batches": 1, "val_check_interval": 2, "check_val_every_n_epoch": None}
-        return small_runs.fit(small_runs.build_llama(), max_steps=6, callbacks=[keep], trainer=validate, **options)
+        settings = validate | {"log_every_n_steps": 4}
+        return small_runs.fit(small_runs.build_llama(), max_steps=6, callbacks=[keep], trainer=settings, **options)
 
     whole = run(f"{directory}/whole")
     saved = finished(Path(directory) / "whole")
@@ -268,7 +269,7 @@ def validated_and_saved(directory: str) -> dict[str, Any]:
     return {"whole": whole, "again": again, "saved": [(path.name, manifest.metrics) for path, manifest in saved]}
 
 
-def test_a_checkpoint_tells_the_validation_loss_of_its_own_step_or_none(run_on_ranks, tmp_path):
+def test_a_checkpoint_tells_the_losses_of_its_own_step(run_on_ranks, tmp_path):
     runs = run_on_ranks(validated_and_saved, 1, str(tmp_path))[0]
     losses = runs["whole"]["val_losses"]
     assert len(set(losses)) == 3
@@ -278,6 +279,8 @@ def test_a_checkpoint_tells_the_validation_loss_of_its_own_step_or_none(run_on_r
     ]  # fmt: skip
     told = [metrics.get("val_loss") for _, metrics in runs["saved"]]
     assert told == pytest.approx([None, losses[0], None, losses[1], None, losses[2]])
+    # Of steps that Lightning doesn't log, too.
+    assert [metrics["reduced_train_loss"] for _, metrics in runs["saved"]] == pytest.approx(runs["whole"]["losses"])
     # Saved in the middle of a validation's end: what follows is as it would have been, and nothing is validated twice.
     assert runs["again"]["losses"] == runs["whole"]["losses"][4:]
     assert runs["again"]["samples"] == runs["whole"]["samples"][4:]
