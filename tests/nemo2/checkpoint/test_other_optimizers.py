@@ -11,6 +11,7 @@ import torch
 
 import nemo2 as nl
 from nemo2.base.errors import CheckpointError
+from nemo2.checkpoint.optimizer_forms import completed
 from nemo2.mcore.optim.base import OptimizerModule
 from nemo2.mcore.optim.pytorch import PytorchOptimizerModule
 from support import small_runs
@@ -125,7 +126,8 @@ def without_count_of_updates(directory: str) -> tuple[list[float], list[str]]:
     logging.getLogger("nemo2.checkpoint.forms").addHandler(handler)
     losses = before["losses"] + run(path, optimizer=sgd, resume=True)["losses"]
     assert not messages
-    for options in ({}, {"strategy": nl.FSDP2Strategy()}):
+    others: tuple[dict[str, Any], ...] = ({}, {"strategy": nl.FSDP2Strategy()})
+    for options in others:
         run(path, optimizer=sgd | {"sgd_momentum": 0.0}, resume=True, **options)
     return losses, messages
 
@@ -140,3 +142,15 @@ def test_an_optimizer_that_counts_no_updates_goes_on_under_another_strategy(run_
     [expected] = run_on_ranks(uninterrupted, 1)
     assert len(messages) == 2 and all("momentum_buffer" in message for message in messages)
     assert resumed == pytest.approx(expected, rel=1e-6) and len(set(expected)) == 4
+
+
+def test_a_group_gets_the_settings_of_its_optimizer_in_a_chain():
+    """Muon with Adam for embeddings and norms, saved without an optimizer of the experts."""
+    group = {"wd_mult": 1.0, "lr_mult": 1.0, "is_decoupled_lr": False, "is_expert_parallel": False}
+    muon, adam = group | {"momentum": 0.9}, group | {"optimizer": "adam", "betas": (0.9, 0.95)}
+    saved, wanted, loaded = (
+        {number: {"param_groups": [dict(one)], "state": {}} for number, one in enumerate(groups)}
+        for groups in ((muon, adam), (muon, muon | {"is_expert_parallel": True}, adam), ({}, {}, {}))
+    )
+    found = [part["param_groups"][0] for part in completed(loaded, wanted, saved).values()]
+    assert found == [muon, muon | {"is_expert_parallel": True}, adam]
