@@ -344,10 +344,8 @@ class ModelCheckpoint(Checkpoint):
             for name, value in trainer.callback_metrics.items()
             if torch.as_tensor(value).numel() == 1 and not _is_same(value, self._earlier.get(name))
         }
-        step_metrics = getattr(
-            trainer.strategy, "step_metrics", dict
-        )  # Lightning's own are those of the step logged last
-        values |= step_metrics()
+        # Lightning has those of the step that it logged last.
+        values |= getattr(trainer.strategy, "step_metrics", dict)()
         consumed = getattr(trainer.strategy, "consumed_samples", 0)
         return values | {"step": trainer.global_step, "epoch": trainer.current_epoch, "consumed_samples": consumed}
 
