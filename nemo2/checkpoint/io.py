@@ -619,9 +619,12 @@ def _room(target: Path) -> str:
     """The free space on ``target``'s disk if it is low, because torch's writer of archives doesn't report a full
     disk."""
     try:
-        free = shutil.disk_usage(target.parent).free
+        disk = os.statvfs(target.parent)
     except OSError:
         return ""
+    if disk.f_files and not disk.f_favail:
+        return " (this disk has no inode left for another file: delete files)"
+    free = disk.f_bavail * disk.f_frsize
     return f" ({free / 1e6:.1f} MB are free on this disk)" if free < _LITTLE_BYTES else ""
 
 
@@ -638,8 +641,7 @@ def _on_rank_zero(action: Callable[[], None], target: Path) -> None:
         except CheckpointError as error:
             raise SaveFailed(str(error)) from error
         except Exception as error:
-            reason = error.strerror if isinstance(error, OSError) else None
-            raise SaveFailed(f"Publishing {target} failed: {reason or error!r}.") from error
+            raise SaveFailed(f"Publishing {target} failed: {reason_of(error)}{_room(target)}.") from error
 
     ranks.on_rank_zero(act, error=SaveFailed)
 

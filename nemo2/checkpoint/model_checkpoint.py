@@ -40,7 +40,7 @@ class ModelCheckpoint(Checkpoint):
     A save is due every ``every_n_train_steps`` steps, every ``train_time_interval`` and every ``every_n_epochs``
     epochs. With none of them set, it is due after every validation. One more save follows the end of training. A step
     that is both saved and validated is saved after its validation, with that validation's metrics. A checkpoint never
-    records the metrics of an earlier validation.
+    records the metrics of an earlier step or validation.
 
     After each save the callback keeps the ``save_top_k`` best checkpoints by ``monitor``, and the newest. Checkpoints
     without a validation, or whose metric isn't finite, rank last.
@@ -122,9 +122,10 @@ class ModelCheckpoint(Checkpoint):
         self._due = False
         """Whether to save after the validation that follows this step."""
         self._validated_step = -1
-        self._validation_metrics: set[str] = set()
-        """The names of the metrics that validations have logged, last at ``_validated_step``."""
-        self._before_validation: dict[str, Any] = {}
+        self._latest: dict[str, torch.Tensor] = {}
+        """The metrics after the last step or its validation."""
+        self._earlier: dict[str, torch.Tensor] = {}
+        """The metrics before the current step. One that is still there unchanged isn't of this step."""
         self._monitor_is_known = False
         """The monitored metric has been logged, or its absence has been reported."""
 
@@ -167,6 +168,7 @@ class ModelCheckpoint(Checkpoint):
         self._last_saved_at = time.monotonic()
         self._last_saved_step = trainer.global_step
         self._last_has_context = True
+        self._latest = dict(trainer.callback_metrics)
         # Only now does Lightning report the checkpoint that it resumed from.
         self._on_rank_zero(lambda: self._begin(trainer))
 
@@ -174,7 +176,11 @@ class ModelCheckpoint(Checkpoint):
         if self._run is None or trainer.ckpt_path or trainer.global_step == 0:  # else a second fit continues the run
             self._run = begin(Path(str(self.dirpath)), Path(trainer.ckpt_path) if trainer.ckpt_path else None)
 
+    def on_train_batch_start(self, trainer: pl.Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        self._earlier = self._latest
+
     def on_train_batch_end(self, trainer: pl.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        self._latest = dict(trainer.callback_metrics)
         step_due = self.every_n_train_steps is not None and trainer.global_step % self.every_n_train_steps == 0
         if step_due or self._time_due(trainer):
             # Whether the loop validates after this batch. Validations by wall time don't count, because
@@ -186,16 +192,11 @@ class ModelCheckpoint(Checkpoint):
             if not self._due:
                 self.save(trainer)
 
-    def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self._before_validation = dict(trainer.callback_metrics)
-
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         if trainer.state.fn != "fit" or trainer.sanity_checking:
             return
         self._validated_step = trainer.global_step
-        self._validation_metrics |= {
-            name for name, value in trainer.callback_metrics.items() if self._before_validation.get(name) is not value
-        }
+        self._latest = dict(trainer.callback_metrics)
         if self._due:
             self._due = False
             self.save(trainer)
@@ -256,7 +257,8 @@ class ModelCheckpoint(Checkpoint):
         last = last or ends_now(trainer)
         self._last_has_context = self.always_save_context or (last and self.save_context_on_train_end)
         self._report_unknown_monitor(trainer)
-        target = Path(self.dirpath) / self.format_checkpoint_name(self._values(trainer), trainer)
+        values = self._values(trainer)
+        target = Path(self.dirpath) / self.format_checkpoint_name(values, trainer)
         if self.save_last:
             target = target.with_name(target.name + LAST_SUFFIX)
         trainer.save_checkpoint(
@@ -264,7 +266,7 @@ class ModelCheckpoint(Checkpoint):
             weights_only=self.save_weights_only if weights_only is None else weights_only,
             storage_options={
                 "published": lambda path: self._published(trainer, path),
-                "metrics": {name: value for name, value in self._values(trainer).items() if isinstance(value, float)},
+                "metrics": {name: value for name, value in values.items() if isinstance(value, float)},
                 "run": self._run.signature() if self._run is not None else None,
                 "with_context": self._last_has_context,
             },
@@ -340,9 +342,10 @@ class ModelCheckpoint(Checkpoint):
         values: dict[str, Any] = {
             name: float(value)
             for name, value in trainer.callback_metrics.items()
-            if torch.as_tensor(value).numel() == 1
-            and (name not in self._validation_metrics or self._validated_step == trainer.global_step)
+            if torch.as_tensor(value).numel() == 1 and not _is_same(value, self._earlier.get(name))
         }
+        # Lightning has those of the step that it logged last.
+        values |= getattr(trainer.strategy, "step_metrics", dict)()
         consumed = getattr(trainer.strategy, "consumed_samples", 0)
         return values | {"step": trainer.global_step, "epoch": trainer.current_epoch, "consumed_samples": consumed}
 
@@ -369,6 +372,13 @@ class ModelCheckpoint(Checkpoint):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.best_model_path = state_dict.get("best_model_path", "")
         self.best_model_score = state_dict.get("best_model_score")
+
+
+def _is_same(value: Any, earlier: Any) -> bool:
+    """Whether a metric wasn't logged again. Lightning returns another view of the same memory then."""
+    return value is earlier or (
+        isinstance(value, torch.Tensor) and isinstance(earlier, torch.Tensor) and value.data_ptr() == earlier.data_ptr()
+    )
 
 
 def ends_now(trainer: pl.Trainer) -> bool:

@@ -34,18 +34,26 @@ if TYPE_CHECKING:
 Form = Literal["plain", "half", "distributed"]
 _MAIN_PARAMETER = {"plain": "", "half": "optimizer.state.fp32_param.", "distributed": "optimizer.state.param."}
 _IDENTIFIERS = ("wd_mult", "lr_mult", "is_decoupled_lr")
-"""Fields that distinguish the groups of one optimizer. Whether a group is the experts' determines its optimizer."""
+"""Fields that distinguish the groups of one optimizer."""
 _PEAKS = ("max_lr", "min_lr", "start_wd", "end_wd")
 _MOMENTS = {"exp_avg", "exp_avg_sq", "momentum_buffer"}
+_STATE = "optimizer.state."
 _STEP = "optimizer.state.step."
 _COPIES = "fp32_from_fp16_params"
 """The entry of a "half" state with the fp32 copies of the parameters, as a list per group."""
-_OWN = (*_IDENTIFIERS, "is_expert_parallel", "default_config", "params")
+_KINDS = ("optimizer", "is_expert_parallel")
+"""Fields that tell in which optimizer of a chain a group is: "adam" beside muon, and the experts'."""
+_OWN = (*_IDENTIFIERS, *_KINDS, "default_config", "params")
 
 
 def forms_of(state: Any) -> list[Form]:
     """The form of each optimizer in a chain, from its sharded state or from the plain part of a saved one."""
     return [_form(part) for part in _chain(state)]
+
+
+def moments(keys: Iterable[str]) -> set[str]:
+    """The names of the moments among the keys of a checkpoint's tensors."""
+    return {key.removeprefix(_STATE).partition(".")[0] for key in keys if key.startswith(_STATE)} & _MOMENTS
 
 
 def under_saved_names(wanted: Any, saved: Any) -> Any:
@@ -294,10 +302,9 @@ def _counting(optimizer: Any) -> Iterator[dict[str, Any]]:
 
 def _group(mine: dict[str, Any], params: Any, saved: list[dict[str, Any]], step: Any) -> dict[str, Any]:
     key = _identity(mine)
-    for exactly in (True, False):
+    for kinds in (_KINDS, _KINDS[:1], ()):
         for group in saved:
-            same_kind = group.get("is_expert_parallel") == mine.get("is_expert_parallel")
-            if _identity(group) == key and (same_kind or not exactly):
+            if _identity(group) == key and all(group.get(kind) == mine.get(kind) for kind in kinds):
                 kept = {name: value for name, value in group.items() if name not in _OWN}
                 identity = {name: mine[name] for name in _OWN if name in mine and name != "params"}
                 steps = {"step": step} if "step" in mine or "step" in group else {}

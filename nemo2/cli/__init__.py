@@ -10,7 +10,10 @@ from typing import NoReturn
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code. ``arguments``: by default, those of the process."""
-    from nemo2.cli.app import main
+    try:
+        from nemo2.cli.app import main
+    except KeyboardInterrupt:  # the import takes seconds
+        return 130
 
     return main(arguments)
 

@@ -2,7 +2,7 @@
 """`MegatronDataSampler`: turns a plain DataLoader into a loader of steps and counts the consumed samples."""
 
 import logging
-from typing import Any, Literal, Optional
+from typing import Any, Literal, Optional, Protocol
 
 from lightning.pytorch.overrides.distributed import _IndexBatchSamplerWrapper
 from torch.utils.data import (
@@ -28,6 +28,14 @@ from nemo2.data.batch_size import BatchSizeSchedule, check_positive, setup_micro
 
 _log = logging.getLogger(__name__)
 Mode = Literal["train", "validation", "test", "predict"]
+
+
+class Positioned(Protocol):
+    """What knows the position of training in its data."""
+
+    def place(self) -> Place:
+        """See `StepBatchSampler.place`."""
+        ...
 
 
 class DataSampler:
@@ -129,9 +137,9 @@ class MegatronDataSampler(DataSampler):
         self.output_log = output_log
         self.seed = seed
         self.trainer: Any = None
-        self._steps: Optional[StepBatchSampler] = None
-        """The sampler of the training data."""
-        self._begun: Place = BEGINNING
+        self.steps: Optional[Positioned] = None
+        """What gives the training data by steps."""
+        self.begun: Place = BEGINNING
         """Where the run resumed. The beginning, if it didn't, or the checkpoint doesn't tell the pass."""
         self._schedule = BatchSizeSchedule(global_batch_size, rampup_batch_size)
 
@@ -195,12 +203,12 @@ class MegatronDataSampler(DataSampler):
             # The part of `steps` that Lightning takes with this limit of batches.
             steps = self._schedule.steps_within(0, share["total_samples"])
             part = int(steps * limit) if isinstance(limit, float) else limit
-            sampler = self._steps = StepBatchSampler(
+            sampler = self.steps = StepBatchSampler(
                 **share,
                 schedule=self._schedule,
                 order="single" if overfit else order,
                 position=lambda: self.consumed_samples,
-                begun=lambda: self._begun,
+                begun=lambda: self.begun,
                 seed=self.seed,
                 epoch_steps=part if part and part < steps else None,
                 overfit=overfit,
@@ -242,12 +250,12 @@ class MegatronDataSampler(DataSampler):
 
     def state_dict(self) -> dict[str, Any]:
         """The position of training, for a checkpoint."""
-        place = {} if self._steps is None else {"place": list(self._steps.place())}
+        place = {} if self.steps is None else {"place": list(self.steps.place())}
         return {"consumed_samples": self.consumed_samples, "global_step": self._global_step(), **place}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue after the samples that a checkpoint had consumed, in the pass that it had reached."""
-        self._begun = tuple(state_dict.get("place", BEGINNING))
+        self.begun = tuple(state_dict.get("place", BEGINNING))
         self.init_consumed_samples = int(state_dict["consumed_samples"])
         self.init_global_step = int(state_dict.get("global_step", self._global_step()))
 

@@ -19,6 +19,7 @@ from nemo2.base.names import listed
 from nemo2.checkpoint.auto_resume import RestoreConfig
 from nemo2.checkpoint.directory import Manifest, read_manifest
 from nemo2.checkpoint.io import MegatronCheckpointIO
+from nemo2.checkpoint.optimizer_forms import moments
 from nemo2.checkpoint.paths import HUGGING_FACE, OF_RELEASE, digest_of
 from nemo2.mcore.parallel.layout import Layout
 from nemo2.mcore.parallel.megatron_parallel import MegatronParallel
@@ -181,6 +182,22 @@ class Form(ABC):
     @abstractmethod
     def finish_reading(self, *, model: bool, optimizer: bool) -> None:
         """Take over what has been read into pieces, of the model or of the optimizer's state."""
+
+    def warn_of_unused_state(self, path: Path, stored: Iterable[str], requested: Iterable[str]) -> None:
+        """Report tensors of the optimizer's state that the checkpoint has and this run's optimizer hasn't. Every rank calls it.
+
+        Args:
+            stored: The keys in the checkpoint.
+            requested: The keys that this rank reads of the optimizer's state.
+        """
+        unused = moments(stored) - set().union(*ranks.gather(moments(requested)))
+        if unused and self.owner.is_global_zero:
+            _log.warning(
+                "%s has the optimizer's %s, which the optimizer of this run doesn't use and its checkpoints won't have. Compare "
+                "optim.config with the run that saved it.",
+                path,
+                listed(sorted(unused), 3),
+            )
 
     @property
     def lightning_loads_optimizer(self) -> bool:

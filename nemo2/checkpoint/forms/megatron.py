@@ -152,6 +152,9 @@ class MegatronForm(Form):
         if (optimizer or copies) and not (manifest is not None and manifest.weights_only):
             described = model_state if part else self._frozen_apart(model_state, stored)
             wanted.update(self._optimizer_shards(described, metadata, loading=True))
+            if "optimizer" in wanted:
+                requested = (one.key for one in nested_values(wanted["optimizer"]) if hasattr(one, "key"))
+                self.warn_of_unused_state(path, stored, requested)
             same_layout = manifest is not None and manifest.layout == self.layout_record()
             streams = stored_random_state(stored) if same_layout else None
             if streams is not None:

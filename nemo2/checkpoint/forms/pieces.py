@@ -168,6 +168,8 @@ class PieceForm(Form):
             self.make_optimizer_state()
         pieces = self.pieces(model=model, optimizer=optimizer, all_layers=part)
         stored = read_metadata(weights_dir(path)).state_dict_metadata
+        if optimizer:
+            self.warn_of_unused_state(path, stored, (piece.key for piece in pieces))
         if part:
             here = {piece.key for piece in pieces if not piece.key.startswith("optimizer.")}
             left_out = here - self.part_in(path, stored, here)

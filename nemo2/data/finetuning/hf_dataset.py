@@ -296,13 +296,17 @@ class HFDatasetDataModule(SampleDataModule):
             pad_id=self._pad_id,
             seed=self.seed if train else None,
         )
-        return StreamedSteps(
+        steps = StreamedSteps(
             rows,
             self._collate(),
             global_batch_size=self.global_batch_size,
             share=(self.micro_batch_size, *data_parallel()),
             position=(lambda: sampler.consumed_samples) if train else None,
+            begun=lambda: sampler.begun,
         )
+        if train:
+            sampler.steps = steps
+        return steps
 
     def _loader_of(self, dataset: Dataset, mode: str) -> DataLoader:
         if not self.streaming:

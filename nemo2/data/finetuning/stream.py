@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils.data import IterableDataset
 
 from nemo2.base.errors import DataError
-from nemo2.data.batch_sampler import share_of
+from nemo2.data.batch_sampler import BEGINNING, Place, share_of
 from nemo2.data.finetuning.encode import BadRecords, Limits, Report, encode_all
 from nemo2.data.finetuning.packing import pack
 from nemo2.data.finetuning.rows import Arrays, row_of
@@ -40,6 +40,7 @@ class StreamedSteps(IterableDataset[Any]):
         share: The micro-batch size, this rank's data-parallel rank, and the data-parallel size.
         position: A function that returns the samples consumed so far; called at the start. None: one pass from the
             start, without the samples after the last whole global batch.
+        begun: A function that returns where a resume began (`place`), as of `StepBatchSampler`.
 
     Raises:
         DataError: during iteration, if a pass has too few rows for a step.
@@ -53,33 +54,39 @@ class StreamedSteps(IterableDataset[Any]):
         global_batch_size: int,
         share: tuple[int, int, int],
         position: Optional[Callable[[], int]] = None,
+        begun: Callable[[], Place] = lambda: BEGINNING,
     ) -> None:
-        self.rows, self.collate, self.position = rows, collate, position
+        self.rows, self.collate, self.position, self.begun = rows, collate, position, begun
         self.global_batch_size, self.places = global_batch_size, share_of(global_batch_size, *share).tolist()
+        self._passes: list[Place] = []
+        """The starts of the passes that were read."""
+
+    def place(self) -> Place:
+        """The position of training, for a checkpoint: the samples consumed, the number of the current pass, and the samples
+        that had been consumed when it began."""
+        consumed = 0 if self.position is None else self.position()
+        reached = [place for place in (BEGINNING, self.begun(), *self._passes) if place[0] <= consumed]
+        return consumed, *max(reached)[1:]
 
     def __iter__(self) -> Iterator[Any]:
-        start = 0 if self.position is None else self.position()
-        size, consumed, number = self.global_batch_size, 0, 0
+        size, (consumed, number, start) = self.global_batch_size, self.place()
         while True:
-            rows, steps = self.rows(number), 0
-            while True:
-                # What earlier steps have used, which may have been of another size.
-                used = min(size, max(0, start - consumed))
-                batch = list(islice(rows, used or size))
-                if len(batch) < (used or size):
-                    break
-                steps += 1
-                consumed += len(batch)
-                if not used:
-                    yield self.collate([batch[place] for place in self.places])
-            if steps == 0:
+            rows = self.rows(number)
+            used = sum(1 for _ in islice(rows, max(0, consumed - start)))
+            if start + used < consumed:  # a checkpoint of former releases doesn't tell the pass
+                used -= used % size
+            while len(batch := list(islice(rows, size))) == size:
+                used += size
+                yield self.collate([batch[place] for place in self.places])
+            if used == 0:
                 raise DataError(
                     f"One pass over the stream gives {len(batch)} rows, fewer than one global batch of {size}. Use "
                     "more data, or a smaller global_batch_size."
                 )
             if self.position is None:
                 return
-            number += 1
+            number, start = number + 1, start + used
+            self._passes.append((start, number, start))
 
 
 def streamed_rows(

@@ -67,7 +67,7 @@ class RunDirectoryCallback(Callback):
         if isinstance(getattr(trainer.strategy, "consumed_samples", None), int):
             self.metrics.counters = lambda: {"consumed_samples": trainer.strategy.consumed_samples}
         if trainer.is_global_zero and trainer.ckpt_path:
-            self._complete_metrics(Path(trainer.ckpt_path), trainer.global_step)
+            self._complete_metrics(trainer)
         self._described = False
 
     def _another_run(self, trainer: Any) -> Optional[str]:
@@ -79,11 +79,13 @@ class RunDirectoryCallback(Callback):
             return str(error)
         return None
 
-    def _complete_metrics(self, checkpoint: Path, finished_steps: int) -> None:
+    def _complete_metrics(self, trainer: Any) -> None:
         """Add the metrics of a step that a killed run saved but didn't log, from the checkpoint's manifest. A step
         is saved before its line is written."""
+        checkpoint, finished_steps = Path(trainer.ckpt_path), trainer.global_step
         manifest = read_manifest(checkpoint)
-        if manifest is None or manifest.step != finished_steps:
+        logs = finished_steps % max(1, trainer.log_every_n_steps) == 0
+        if manifest is None or manifest.step != finished_steps or not logs:
             return
         has_lines = self.metrics.path.is_file()
         if not has_lines and checkpoint.absolute().parent != self.directory.checkpoints:

@@ -545,20 +545,24 @@ class BaseStrategy(DDPStrategy):
         for name, value in metrics.items():
             module.log(name, value, prog_bar=name in ("reduced_train_loss", "lr"), batch_size=1)
 
+    def step_metrics(self) -> dict[str, float]:
+        """The metrics of the last step of training, if that isn't a step that Lightning logs. Every rank calls it."""
+        if self._unlogged is None:
+            return {}
+        if "reduced_train_loss" not in self._unlogged:
+            self._unlogged = self._step_metrics(self.optimizers[0] if self.optimizers else None, self._unlogged)
+        return {name: float(value) for name, value in self._unlogged.items()}
+
     def log_last_step(self) -> None:
         """Log the last step of training if it isn't a step that Lightning logs. Every rank calls it at the end of
         training."""
-        unlogged, self._unlogged = self._unlogged, None
-        if unlogged is None:
+        values = self.step_metrics()
+        self._unlogged = None
+        if not values:
             return
-        computed = "reduced_train_loss" in unlogged
-        metrics = (
-            unlogged if computed else self._step_metrics(self.optimizers[0] if self.optimizers else None, unlogged)
-        )
-        values = {name: float(value) for name, value in metrics.items()}
         self.trainer.callback_metrics.update({name: torch.tensor(value) for name, value in values.items()})
         for logger in self.trainer.loggers:
-            logger.log_metrics(values, step=int(unlogged["step"]))
+            logger.log_metrics(values, step=int(values["step"]))
 
     def _step_metrics(self, optimizer: Optional[torch.optim.Optimizer], host_metrics: dict[str, Any]) -> dict[str, Any]:
         """``host_metrics`` and the metrics of the last step that the device computes."""

@@ -541,6 +541,11 @@ def test_a_failed_save_says_how_little_room_is_left(tmp_path, monkeypatch):
     """torch's writer of archives tells a full disk as an "unexpected pos"."""
     from nemo2.checkpoint import io
 
-    for free, said in ((1 << 40, ""), (300_000, " (0.3 MB are free on this disk)")):
-        monkeypatch.setattr(io.shutil, "disk_usage", lambda _, free=free: types.SimpleNamespace(free=free))
+    for free, inodes, said in (
+        (1 << 40, 1, ""),
+        (300_000, 1, " (0.3 MB are free on this disk)"),
+        (1 << 40, 0, " (this disk has no inode left for another file: delete files)"),
+    ):
+        disk = types.SimpleNamespace(f_bavail=free, f_frsize=1, f_files=1, f_favail=inodes)
+        monkeypatch.setattr(io.os, "statvfs", lambda _, disk=disk: disk)
         assert io._room(tmp_path / "step=1") == said

@@ -254,13 +254,24 @@ def schedules(directory: str) -> dict[str, list[str]]:
 
 
 def validated_and_saved(directory: str) -> dict[str, Any]:
-    """Six steps, saved each and validated every second; then the same from the one saved after the second validation."""
+    """Six steps, saved each and validated every second; then the same from the one saved after the second validation. A metric
+    is logged every third step."""
+    import lightning.pytorch as pl
+
     from nemo2.checkpoint.directory import finished
+
+    class Logs(pl.Callback):
+        def on_train_batch_end(self, trainer: Any, pl_module: Any, *rest: Any) -> None:
+            if trainer.global_step % 3 == 0:
+                pl_module.log("score", float(trainer.global_step), logger=False, batch_size=1)
 
     def run(folder: str, **options: Any) -> dict[str, Any]:
         keep = small_runs.keep(folder, filename="{val_loss:.6f}-{step}", every_n_train_steps=1, save_top_k=-1)
         validate = {"limit_val_batches": 1, "val_check_interval": 2, "check_val_every_n_epoch": None}
-        return small_runs.fit(small_runs.build_llama(), max_steps=6, callbacks=[keep], trainer=validate, **options)
+        settings = validate | {"log_every_n_steps": 4}
+        return small_runs.fit(
+            small_runs.build_llama(), max_steps=6, callbacks=[Logs(), keep], trainer=settings, **options
+        )
 
     whole = run(f"{directory}/whole")
     saved = finished(Path(directory) / "whole")
@@ -268,7 +279,7 @@ def validated_and_saved(directory: str) -> dict[str, Any]:
     return {"whole": whole, "again": again, "saved": [(path.name, manifest.metrics) for path, manifest in saved]}
 
 
-def test_a_checkpoint_tells_the_validation_loss_of_its_own_step_or_none(run_on_ranks, tmp_path):
+def test_a_checkpoint_tells_the_losses_of_its_own_step(run_on_ranks, tmp_path):
     runs = run_on_ranks(validated_and_saved, 1, str(tmp_path))[0]
     losses = runs["whole"]["val_losses"]
     assert len(set(losses)) == 3
@@ -278,6 +289,9 @@ def test_a_checkpoint_tells_the_validation_loss_of_its_own_step_or_none(run_on_r
     ]  # fmt: skip
     told = [metrics.get("val_loss") for _, metrics in runs["saved"]]
     assert told == pytest.approx([None, losses[0], None, losses[1], None, losses[2]])
+    # Of steps that Lightning doesn't log, too.
+    assert [metrics["reduced_train_loss"] for _, metrics in runs["saved"]] == pytest.approx(runs["whole"]["losses"])
+    assert [metrics.get("score") for _, metrics in runs["saved"]] == [None, None, 3.0, None, None, 6.0]
     # Saved in the middle of a validation's end: what follows is as it would have been, and nothing is validated twice.
     assert runs["again"]["losses"] == runs["whole"]["losses"][4:]
     assert runs["again"]["samples"] == runs["whole"]["samples"][4:]

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """State of an optimizer that one implementation or configuration saved, loaded into another."""
 
+import logging
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import torch
 
 import nemo2 as nl
 from nemo2.base.errors import CheckpointError
+from nemo2.checkpoint.optimizer_forms import completed
 from nemo2.mcore.optim.base import OptimizerModule
 from nemo2.mcore.optim.pytorch import PytorchOptimizerModule
 from support import small_runs
@@ -113,11 +115,21 @@ def test_a_dynamic_loss_scale_begins_after_a_constant_one(run_on_ranks, tmp_path
     assert list(found.values()) == [[16.0, 16.0]] * 2
 
 
-def without_count_of_updates(directory: str) -> list[float]:
-    """SGD's losses, of the first two steps under a strategy that shards, and of the next two without it."""
+def without_count_of_updates(directory: str) -> tuple[list[float], list[str]]:
+    """SGD's losses, of the first two steps under a strategy that shards, and of the next two without it; and what is said where
+    the momentum isn't used any more."""
     path, sgd = str(Path(directory) / "sgd"), {"optimizer": "sgd", "sgd_momentum": 0.9}
     before = run(path, optimizer=sgd, strategy=nl.FSDP2Strategy())
-    return before["losses"] + run(path, optimizer=sgd, resume=True)["losses"]
+    messages: list[str] = []
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: messages.append(record.getMessage())
+    logging.getLogger("nemo2.checkpoint.forms").addHandler(handler)
+    losses = before["losses"] + run(path, optimizer=sgd, resume=True)["losses"]
+    assert not messages
+    others: tuple[dict[str, Any], ...] = ({}, {"strategy": nl.FSDP2Strategy()})
+    for options in others:
+        run(path, optimizer=sgd | {"sgd_momentum": 0.0}, resume=True, **options)
+    return losses, messages
 
 
 def uninterrupted() -> list[float]:
@@ -126,5 +138,19 @@ def uninterrupted() -> list[float]:
 
 
 def test_an_optimizer_that_counts_no_updates_goes_on_under_another_strategy(run_on_ranks, tmp_path):
-    [resumed], [expected] = run_on_ranks(without_count_of_updates, 1, str(tmp_path)), run_on_ranks(uninterrupted, 1)
+    [(resumed, messages)] = run_on_ranks(without_count_of_updates, 1, str(tmp_path))
+    [expected] = run_on_ranks(uninterrupted, 1)
+    assert len(messages) == 2 and all("momentum_buffer" in message for message in messages)
     assert resumed == pytest.approx(expected, rel=1e-6) and len(set(expected)) == 4
+
+
+def test_a_group_gets_the_settings_of_its_optimizer_in_a_chain():
+    """Muon with Adam for embeddings and norms, saved without an optimizer of the experts."""
+    group = {"wd_mult": 1.0, "lr_mult": 1.0, "is_decoupled_lr": False, "is_expert_parallel": False}
+    muon, adam = group | {"momentum": 0.9}, group | {"optimizer": "adam", "betas": (0.9, 0.95)}
+    saved, wanted, loaded = (
+        {number: {"param_groups": [dict(one)], "state": {}} for number, one in enumerate(groups)}
+        for groups in ((muon, adam), (muon, muon | {"is_expert_parallel": True}, adam), ({}, {}, {}))
+    )
+    found = [part["param_groups"][0] for part in completed(loaded, wanted, saved).values()]
+    assert found == [muon, muon | {"is_expert_parallel": True}, adam]

@@ -5,10 +5,11 @@ import re
 import shlex
 import sys
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
+import nemo2.cli
 from nemo2 import recipes
 from nemo2.base.columns import short_count
 from nemo2.base.errors import ConfigError, RuntimeFault
@@ -211,3 +212,12 @@ def test_layouts_sizes_and_patterns_as_shown():
     assert layout_text(Layout(tp=2, pp=4, vp=5, sp=True)) == "tp=2 pp=4 vp=5 sp"
     assert (short_count(8.03e9), short_count(1.5e12), short_count(7)) == ("8.03B", "1.5T", "7")
     assert matches("LLAMA", "llama3_8b") and matches("llama?_8b", "llama3_8b") and not matches("8b*", "llama3_8b")
+
+
+def test_an_interrupt_while_the_commands_are_imported_ends_without_a_traceback(monkeypatch):
+    class Slow(ModuleType):
+        def __getattr__(self, name):
+            raise KeyboardInterrupt
+
+    monkeypatch.setitem(sys.modules, "nemo2.cli.app", Slow("nemo2.cli.app"))
+    assert nemo2.cli.main([]) == 130

@@ -216,6 +216,21 @@ def test_a_stream_gives_each_sample_once_per_pass_and_resumes_where_it_was(specs
             assert batch.keys() == same.keys() and all(torch.equal(batch[name], same[name]) for name in same)
 
 
+@pytest.mark.parametrize("done", [3, 6, 8])
+def test_a_stream_that_resumes_with_another_batch_size_goes_on_in_its_pass(done):
+    """Passes of 26 rows: six steps of 4, which leave out 2."""
+    passes = [
+        texts_of(trained_batches(module(records(26), streaming=True, global_batch_size=2), 39)[n : n + 13])
+        for n in (0, 13, 26)
+    ]
+    before, after = (module(records(26), streaming=True, global_batch_size=size) for size in (4, 10))
+    trained_batches(before, done)
+    after.load_state_dict(before.state_dict())
+    rest = passes[0][4 * done :] if done < 6 else passes[1][4 * (done - 6) :]
+    first, then = len(rest) // 10 * 10, passes[1 if done < 6 else 2]
+    assert texts_of(trained_batches(after, first // 10 + 2)) == rest[:first] + then[:20]
+
+
 def test_a_stream_is_shared_out_over_the_replicas(monkeypatch):
     from megatron.core import parallel_state
 
