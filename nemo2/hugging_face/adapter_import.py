@@ -210,11 +210,11 @@ def _translated(
     weights = {f"{module}.weight": one for module, one in adapters.items()}
     named = _named_as_in_table(weights, base.conversion, sizes_of(entries))
     _refuse_other_sizes(named, entries, folder)
-    modules: dict[str, list[Rows]] = {}
+    # All sections of a layer, also those without an adapter (Qwen 3.5's first projection has released modules for some each).
+    sections: dict[str, list[Rows]] = {}
     for entry in entries:
-        module, _ = module_of(entry)
-        if module and any(piece.name in named for piece in entry.pieces):
-            modules.setdefault(module, []).append(rows_of(entry))
+        sections.setdefault(module_of(entry)[0], []).append(rows_of(entry))
+    modules = {module: rows for module, rows in sections.items() if module and named.keys() & each_once(rows)}
     linear = linear_layers(base.config) or {}
     if strange := [module for module in modules if _linear_name(module) not in linear]:
         raise ConfigError(
@@ -296,7 +296,7 @@ def _lengths(rows: Rows, adapters: Mapping[str, Adapter], base: TensorSource) ->
     """DoRA's trained magnitudes. For rows without an adapter: the norms of the base model's rows."""
     trained = {name: adapters[name].lengths for name in rows.weights if name in adapters}
     lengths = {name: one for name, one in trained.items() if one is not None}
-    dtype = next(iter(lengths.values())).dtype
+    dtype = next(one.lengths.dtype for one in adapters.values() if one.lengths is not None)
     whole = len(trained) == len(rows.weights)
     magnitudes = (
         torch.empty(rows.count, dtype=dtype) if whole else base.values(rows.entry).float().norm(dim=1).to(dtype)
