@@ -322,5 +322,5 @@ def _without(state: dict[str, Any], keys: Collection[str]) -> dict[str, Any]:
     return {
         name: _without(value, keys) if isinstance(value, dict) else value
         for name, value in state.items()
-        if isinstance(value, dict) or not (own := keys_of(value)) or own - keys
+        if isinstance(value, dict) or not (own := keys_of(value)) or own.difference(keys)
     }

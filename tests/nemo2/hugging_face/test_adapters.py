@@ -138,3 +138,27 @@ def test_adapters_beside_experts_that_peft_cannot_load_are_refused(kind, modules
     adapted = {name: _Released(4, firsts=[torch.zeros(2, 4)]) for name in modules}
     with pytest.raises(ConfigError, match=reason):
         _adapter_config(adapted, entries, getattr(methods, kind)(dim=2), "")
+
+
+def test_adapters_that_peft_does_not_load_into_mixers_are_told(caplog):
+    import peft
+    import torch
+    from transformers import NemotronHConfig, NemotronHForCausalLM
+
+    from nemo2.hugging_face.adapters import _adapter_config, _Released
+    from nemo2.models.peft import LoRA
+    from support.hf_models import ROWS
+
+    row = next(row for row in ROWS if row.config == "NemotronHConfig")
+    with torch.device("meta"):
+        base = NemotronHForCausalLM(NemotronHConfig(**row.fields))
+    for leaf in ("in_proj", "out_proj"):
+        caplog.clear()
+        adapted = {f"model.layers.0.mixer.{leaf}": _Released(4, firsts=[torch.zeros(2, 4)])}
+        config = peft.LoraConfig(**_adapter_config(adapted, [], LoRA(dim=2), ""))
+        try:
+            peft.get_peft_model(base, config)
+            loads = True
+        except ValueError:
+            loads = False
+        assert ("out_proj" not in caplog.text) == loads == (leaf == "in_proj")
