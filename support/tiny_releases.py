@@ -64,6 +64,17 @@ _FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "mlp_only_layers": [0],
         },
     ),
+    "qwen3.5": (
+        "Qwen3_5Text",
+        {
+            "head_dim": 8,
+            "linear_num_key_heads": 2,
+            "linear_num_value_heads": 4,
+            "linear_key_head_dim": 8,
+            "linear_value_head_dim": 8,
+            "layer_types": ["linear_attention", "full_attention"],
+        },
+    ),
     "deepseek with experts": ("DeepseekV2", _LATENT | {"first_k_dense_replace": 1}),
 }
 

@@ -4,7 +4,11 @@ unchanged."""
 
 from pathlib import Path
 
-BESIDE = ("generation_config.json", "config.json")
+from nemo2.base.errors import DataError
+from nemo2.base.files import parse_json, text_of
+
+GENERATION = "generation_config.json"
+BESIDE = (GENERATION, "config.json")
 """Files of a model that are no tokenizer by themselves."""
 PATTERNS = (
     "tokenizer*.json",  # and tokenizer_config.json
@@ -22,7 +26,7 @@ PATTERNS = (
     "added_tokens.json",
     "chat_template.*",
     "additional_chat_templates/*.jinja",
-    "generation_config.json",  # its end tokens are ids of this tokenizer
+    GENERATION,  # its end tokens are ids of this tokenizer
     "config.json",  # transformers chooses a tokenizer's class by its kind of model
 )
 """The names in transformers. Python files, which some repositories contain, are not included."""
@@ -50,3 +54,22 @@ def files_of(tokenizer: object) -> dict[str, Path]:
             folder = source if source.is_dir() else source.parent
             files |= {file.relative_to(folder).as_posix(): file for file in tokenizer_files(source)}
     return files
+
+
+def end_ids_of(tokenizer: object) -> set[int]:
+    """The tokens that end a text: the tokenizer's ``eos_id``, and those of the ``generation_config.json`` in its folder,
+    as in transformers' ``generate``. Empty: no token does.
+
+    Raises:
+        DataError: the file isn't a JSON object, or its ``eos_token_id`` isn't an id or a list of ids.
+    """
+    ids = [getattr(tokenizer, "eos_id", None)]
+    if (file := files_of(tokenizer).get(GENERATION)) is not None:
+        try:
+            ends = parse_json(text_of(file)).get("eos_token_id")
+        except (ValueError, RecursionError, AttributeError) as error:
+            raise DataError(f"{file} is not a JSON object: {error}.") from error
+        ids += ends if isinstance(ends, list) else [ends]
+        if not all(one is None or type(one) is int for one in ids):
+            raise DataError(f"{file}: eos_token_id={ends!r} must be a token's id or a list of ids.")
+    return {one for one in ids if one is not None}

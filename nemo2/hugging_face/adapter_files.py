@@ -157,13 +157,16 @@ def _by_module(tensors: Mapping[str, Tensor], settings: Mapping[str, Any], folde
 
 def _adapter(module: str, parts: Mapping[str, Tensor], settings: Mapping[str, Any], folder: Path) -> Adapter:
     first, second = parts["lora_A"], parts["lora_B"]
-    rank = _by_pattern(settings, "rank_pattern", module, settings["r"])
+    parameter = f"{module}.weight"  # by which patterns find the parameters of target_parameters
+    by_parameter = any(f".{parameter}".endswith(f".{one}") for one in settings.get("target_parameters") or ())
+    name = parameter if by_parameter else module
+    rank = _by_pattern(settings, "rank_pattern", name, settings["r"])
     if first.dim() != 2 or second.dim() != 2 or not first.shape[0] == second.shape[1] == rank:
         raise CheckpointError(
             f"{folder / ADAPTER_WEIGHTS}: the factors of {module} have shapes {list(first.shape)} and {list(second.shape)}, and "
             f"{ADAPTER_CONFIG} gives it rank {rank}: the files don't belong together."
         )
-    alpha = _by_pattern(settings, "alpha_pattern", module, settings["lora_alpha"])
+    alpha = _by_pattern(settings, "alpha_pattern", name, settings["lora_alpha"])
     divisor = math.sqrt(rank) if settings.get("use_rslora") else rank
     lengths = parts.get("lora_magnitude_vector")
     return Adapter(
@@ -171,15 +174,14 @@ def _adapter(module: str, parts: Mapping[str, Tensor], settings: Mapping[str, An
     )
 
 
-def _by_pattern(settings: Mapping[str, Any], name: str, module: str, otherwise: float) -> Any:
-    """The value of the first pattern that matches the end of a module's name, or the whole name if the pattern begins
-    with ``^``, as in peft."""
-    for pattern, value in (settings.get(name) or {}).items():
+def _by_pattern(settings: Mapping[str, Any], field: str, name: str, otherwise: float) -> Any:
+    """The value of the first pattern that matches the end of a name, as in peft."""
+    for pattern, value in (settings.get(field) or {}).items():
         try:
-            if re.match(rf"(.*\.)?({pattern})$", module) or (pattern.startswith("^") and re.match(pattern, module)):
+            if re.match(rf"(.*\.)?({pattern})$", name):
                 return value
         except re.error as error:
             raise ConfigError(
-                f"{ADAPTER_CONFIG}: {name} has the key {pattern!r}, which is not a regular expression: {error}."
+                f"{ADAPTER_CONFIG}: {field} has the key {pattern!r}, which is not a regular expression: {error}."
             ) from error
     return otherwise

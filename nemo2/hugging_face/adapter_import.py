@@ -3,8 +3,9 @@
 ``peft`` wrote the adapter.
 
 The family's table says which rows of which released modules make a layer of nemo2. The second factors (``lora_B``) are
-combined in the same way. If the released modules of a fused layer have a first factor each, their adapters become those
-of `CanonicalLoRA` or `CanonicalDoRA`, which also have separate factors. In layers without parts they become one adapter
+combined in the same way. Released modules of a fused layer that all have the same first factor, as exports of `LoRA`
+have, share it again. If they have a first factor each, their adapters become those of `CanonicalLoRA` or
+`CanonicalDoRA`, which also have separate factors. In layers without parts they become one adapter
 whose rank is the sum of the ranks, ``[B_q 0; 0 B_k] [A_q; A_k]``. Adapters of a lower rank than others are padded with
 zeros, which training leaves at zero. Modules trained in full (``modules_to_save``) are stored like the model's own
 weights.
@@ -147,9 +148,9 @@ class _Translated:
     adapters: Mapping[str, Adapter]
     lengths: dict[tuple[_Target, str], Tensor] = field(default_factory=dict)
 
-    def of(self, target: _Target) -> list[str]:
-        """The released adapters that one nemo2 adapter consists of."""
-        return [name for name in each_once(self.rows[target]) if name in self.adapters]
+    def of(self, target: _Target) -> list[list[str]]:
+        """The released adapters that one nemo2 adapter consists of, by first factor."""
+        return _by_first_factor(self.rows[target], self.adapters)
 
     @property
     def scale(self) -> float:
@@ -158,15 +159,14 @@ class _Translated:
 
     @property
     def rank(self) -> int:
-        return max(sum(self.adapters[name].first.shape[0] for name in self.of(target)) for target in self.rows)
+        return max(sum(len(self.adapters[same[0]].first) for same in self.of(target)) for target in self.rows)
 
     def tensors(self, method: LoRA, config: Any) -> dict[Entry, Tensor]:
         """The adapters' tensors by their positions in a checkpoint."""
         tensors: dict[str, Tensor] = {}
         for target, sections in self.rows.items():
             key = f"{target.module}.adapter.{target.part}{'.' if target.part else ''}"
-            chosen = [self.adapters[name] for name in self.of(target)]
-            first = torch.cat([one.first for one in chosen])
+            first = torch.cat([self.adapters[same[0]].first for same in self.of(target)])
             tensors[f"{key}linear_in.weight"] = torch.nn.functional.pad(first, (0, 0, 0, method.dim - len(first)))
             for rows in sections:
                 tensors[f"{key}linear_out.weight{rows.section}"] = self._second(rows, self.of(target), method.dim)
@@ -179,16 +179,29 @@ class _Translated:
             by_entry[Entry(key=key, shape=(*experts, *tensor.shape), at=at, pieces=())] = tensor
         return by_entry
 
-    def _second(self, rows: Rows, names: list[str], rank: int) -> Tensor:
-        dtype = self.adapters[names[0]].second.dtype
+    def _second(self, rows: Rows, names: list[list[str]], rank: int) -> Tensor:
+        dtype = self.adapters[names[0][0]].second.dtype
         factor = torch.zeros(rows.count, rank, dtype=dtype)
         column = 0
-        for name in names:
-            one = self.adapters[name]
-            second = one.second if one.scale == self.scale else (one.second * (one.scale / self.scale)).to(dtype)
-            columns = slice(column, column := column + one.first.shape[0])
-            _fill(factor[:, columns], rows.pieces, {name: second})
+        for same in names:
+            seconds = {}
+            for name in same:
+                one = self.adapters[name]
+                by = one.scale / self.scale
+                seconds[name] = one.second if by == 1 else (one.second * by).to(dtype)
+            columns = slice(column, column := column + len(self.adapters[same[0]].first))
+            _fill(factor[:, columns], rows.pieces, seconds)
         return factor
+
+
+def _by_first_factor(sections: Iterable[Rows], adapters: Mapping[str, Adapter]) -> list[list[str]]:
+    """The names of the adapters of these rows. Those with equal first factors stand together."""
+    groups: list[list[str]] = []
+    for name in (name for name in each_once(sections) if name in adapters):
+        first = adapters[name].first
+        same = next((group for group in groups if torch.equal(adapters[group[0]].first, first)), None)
+        groups.append([name]) if same is None else same.append(name)
+    return groups
 
 
 def _translated(
@@ -197,11 +210,11 @@ def _translated(
     weights = {f"{module}.weight": one for module, one in adapters.items()}
     named = _named_as_in_table(weights, base.conversion, sizes_of(entries))
     _refuse_other_sizes(named, entries, folder)
-    modules: dict[str, list[Rows]] = {}
+    # All sections of a layer, also those without an adapter (Qwen 3.5's first projection has released modules for some each).
+    sections: dict[str, list[Rows]] = {}
     for entry in entries:
-        module, _ = module_of(entry)
-        if module and any(piece.name in named for piece in entry.pieces):
-            modules.setdefault(module, []).append(rows_of(entry))
+        sections.setdefault(module_of(entry)[0], []).append(rows_of(entry))
+    modules = {module: rows for module, rows in sections.items() if module and named.keys() & each_once(rows)}
     linear = linear_layers(base.config) or {}
     if strange := [module for module in modules if _linear_name(module) not in linear]:
         raise ConfigError(
@@ -209,8 +222,11 @@ def _translated(
             f"{', '.join(sorted({name.rpartition('.')[2] for name in linear}))}. Merge the adapter in peft, and "
             "import the model."
         )
-    # Released modules with separate first factors can be parts of one nemo2 layer.
-    apart = any(module.rpartition(".")[2] in PARTS and len(each_once(rows)) > 1 for module, rows in modules.items())
+    # Released modules with separate first factors, or some without an adapter, can be parts of one nemo2 layer.
+    apart = any(
+        module.rpartition(".")[2] in PARTS and [each_once(rows)] != _by_first_factor(rows, named)
+        for module, rows in modules.items()
+    )
     kind = (CanonicalDoRA if dora else CanonicalLoRA) if apart else DoRA if dora else LoRA
     experts = Counter(_linear_name(module) for module in modules if stored_module(module)[1])
     if some := [f"{name} ({count})" for name, count in experts.items() if count != base.config.num_moe_experts]:
@@ -280,7 +296,7 @@ def _lengths(rows: Rows, adapters: Mapping[str, Adapter], base: TensorSource) ->
     """DoRA's trained magnitudes. For rows without an adapter: the norms of the base model's rows."""
     trained = {name: adapters[name].lengths for name in rows.weights if name in adapters}
     lengths = {name: one for name, one in trained.items() if one is not None}
-    dtype = next(iter(lengths.values())).dtype
+    dtype = next(one.lengths.dtype for one in adapters.values() if one.lengths is not None)
     whole = len(trained) == len(rows.weights)
     magnitudes = (
         torch.empty(rows.count, dtype=dtype) if whole else base.values(rows.entry).float().norm(dim=1).to(dtype)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Maps the rows of nemo2's layers to rows of released modules, for the export and import of adapters."""
 
+import itertools
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -39,8 +40,14 @@ class Rows(NamedTuple):
     def parts(self, config: Any) -> dict[str, "Rows"]:
         """The rows of each part of a fused layer, in the part's order. Empty: the layer isn't fused."""
         names = PARTS.get(module_of(self.entry)[0].rpartition(".")[2], ())
-        if names == PARTS["linear_qkv"]:  # by query group: queries, key, value
-            return {name: self._replace(pieces=self.pieces[index :: len(names)]) for index, name in enumerate(names)}
+        if (
+            names == PARTS["linear_qkv"]
+        ):  # by query group: queries (with a gate: those of each head, then gates), key, value
+            gated = getattr(config, "attention_output_gate", False)
+            queries = 2 * config.num_attention_heads // config.num_query_groups if gated else 1
+            kinds = itertools.cycle([names[0]] * queries + list(names[1:]))
+            of_piece = list(zip(kinds, self.pieces, strict=False))
+            return {name: self._replace(pieces=tuple(one for kind, one in of_piece if kind == name)) for name in names}
         if not names or not config.gated_linear_unit:
             return {}
         pieces = self.pieces

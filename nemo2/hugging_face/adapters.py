@@ -275,6 +275,12 @@ def _adapter_config(
             method.dropout,
             parameters[0],
         )
+    if mixers := sorted(name for name in targets if name.endswith(".mixer.out_proj")):
+        _log.warning(
+            "peft loads no adapter of a Mamba mixer's out_proj (%s), because transformers' kernels use its weight without "
+            "calling it. To use the model in transformers, merge (llm.peft.merge_lora) and export it.",
+            mixers[0],
+        )
     return {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",

@@ -123,6 +123,13 @@ def _find(path: Path) -> tuple[Kind, Path, Optional[list[Path]]]:
     if lost := {**unusable(path), **unusable(path / "checkpoints")}:
         listed = "; ".join(f"{folder} ({reason})" for folder, reason in lost.items())
         raise CheckpointError(f"{path} contains no usable checkpoint: {listed}.")
+    from nemo2.hugging_face.adapter_rows import ADAPTER_CONFIG
+
+    if (path / ADAPTER_CONFIG).is_file():
+        raise CheckpointError(
+            f"{path} contains an adapter of peft ({ADAPTER_CONFIG}), not a model. Import it: nemo2 import {path} --output "
+            "CHECKPOINT"
+        )
     raise CheckpointError(
         f"{path} contains no checkpoint that nemo2 recognizes. nemo2 looks for {MANIFEST} (its own), "
         f"weights/metadata.json (NeMo 2.0), metadata.json or mp_rank_* or {_TRACKER} (Megatron), and config.json (Hugging "

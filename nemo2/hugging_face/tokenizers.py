@@ -12,10 +12,9 @@ from nemo2.checkpoint.context import load_context
 from nemo2.checkpoint.paths import HUGGING_FACE, folder_of
 from nemo2.checkpoint.tokenizers import refuse_another_tokenizer
 from nemo2.data.tokenizer import AutoTokenizer, BPETokenizer, GPT2BPETokenizer
-from nemo2.data.tokenizer_files import files_of, tokenizer_files
+from nemo2.data.tokenizer_files import GENERATION, files_of, tokenizer_files
 from nemo2.hugging_face.safetensors_files import CONFIG, write_json
 
-_GENERATION = "generation_config.json"
 _TOKENIZER, _SETTINGS, _TEMPLATE = "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"
 _MAP = "special_tokens_map.json"
 _SPECIAL = ("bos_token", "eos_token", "pad_token")
@@ -79,7 +78,7 @@ def _complete(tokenizer: Any, folder: Path) -> None:
         write_json(folder / _SETTINGS, {**_read(folder / _SETTINGS), **changed})
         if (folder / _MAP).exists():  # transformers 4 prefers it to the settings of older files
             write_json(folder / _MAP, {**_read(folder / _MAP), **changed})
-    stored = _read(folder / _GENERATION)
+    stored = _read(folder / GENERATION)
     ids: dict[str, Any] = {
         f"{name}_id": token_id for name, token_id in token_ids.items() if name in changed or not stored
     }
@@ -87,7 +86,7 @@ def _complete(tokenizer: Any, folder: Path) -> None:
     if isinstance(ends, list) and "eos_token_id" in ids:  # a chat model's turns may end otherwise than its texts
         ids["eos_token_id"] = [*ends, *{ids["eos_token_id"]}.difference(ends)]
     if ids:
-        write_json(folder / _GENERATION, {**stored, **ids})
+        write_json(folder / GENERATION, {**stored, **ids})
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from nemo2.base.backend import get_backend
 from nemo2.base.counts import require_counts
 from nemo2.base.errors import ConfigError
+from nemo2.data.tokenizer_files import end_ids_of
 from nemo2.mcore.overlap.userbuffers import without_userbuffers
 from nemo2.models.decoding import (
     CachedDecoder,
@@ -110,9 +111,10 @@ def generate(
         max_batch_size: Prompts that are continued together. None: all.
         on_text: A function that is called with a prompt's index and each new piece of its continuation.
         add_bos: Begin each prompt with the tokenizer's begin-of-sequence token.
-        end_ids: Tokens that end a text, beside the tokenizer's ``eos_id``.
+        end_ids: Tokens that end a text, beside the tokenizer's (`end_ids_of`).
 
     Raises:
+        DataError: an error of `end_ids_of`.
         ConfigError: an error of `read_prompts`; a setting is out of range; the tokenizer has more tokens than the
             model; or the model's layout doesn't support generation.
     """
@@ -122,7 +124,7 @@ def generate(
     refuse_another_vocabulary(core, tokenizer.vocab_size)
     ids = read_prompts(tokenizer, prompts, max_sequence_length=max_sequence_length, add_bos=add_bos)
     rows = _rows(tokenizer, prompts, ids, max_new_tokens, max_sequence_length, seed)
-    ends = {getattr(tokenizer, "eos_id", None), *end_ids}
+    ends = end_ids_of(tokenizer) | {*end_ids}
     by_length = sorted(range(len(rows)), key=lambda index: len(rows[index].ids))
     size = len(rows) if max_batch_size is None else max_batch_size
     require_counts("", others=(None,), max_batch_size=max_batch_size)

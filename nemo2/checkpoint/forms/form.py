@@ -222,8 +222,7 @@ class Form(ABC):
             CheckpointError: on every rank, if the checkpoint has some of them.
         """
         added = frozenset().union(*ranks.gather(self.added_keys()))
-        there = _whole((name.partition("/shard_")[0] for name in stored), added)
-        lacking = added - there
+        lacking = added - {name.partition("/shard_")[0] for name in stored}
         if lacking and lacking != added:
             raise CheckpointError(
                 f"{path} has some of the parameters that model_transform adds to the model, but lacks "
@@ -261,7 +260,7 @@ class Form(ABC):
         """
         parts = ranks.gather((set(here), self.added_keys()))
         known_keys = set().union(*(keys for keys, _ in parts))
-        there = _whole((name.partition("/shard_")[0] for name in stored if name.startswith("module.")), known_keys)
+        there = {name.partition("/shard_")[0] for name in stored if name.startswith("module.")}
         unknown = there - known_keys
         missing = set().union(*(added for _, added in parts)) - there
         for names, fault in (
@@ -302,8 +301,3 @@ def paddings(module: Any, manifest: Optional[Manifest]) -> set[int]:
     if tokenizer is None or unit is None:
         return set()
     return {get_vocab_size(SimpleNamespace(tensor_model_parallel_size=tp), tokenizer.vocab_size, unit) for tp in sizes}
-
-
-def _whole(names: Iterable[str], keys: Collection[str]) -> set[str]:
-    """The keys of stored tensors. A tensor that is stored in parts, as a Mamba mixer's, has their names behind its key."""
-    return {head if name not in keys and (head := name.rpartition(".")[0]) in keys else name for name in names}

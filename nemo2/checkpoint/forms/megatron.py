@@ -22,7 +22,7 @@ from nemo2.checkpoint.io import MegatronCheckpointIO, weights_dir
 from nemo2.checkpoint.untrusted import read_metadata
 from nemo2.mcore.optim.base import OptimizerModule
 from nemo2.mcore.optim.megatron import MegatronOptimizer
-from nemo2.mcore.parallel.sharded_state import added_keys, frozen_keys, part_of, unstacked
+from nemo2.mcore.parallel.sharded_state import added_keys, frozen_keys, keys_of, part_of, unstacked
 
 if TYPE_CHECKING:
     from nemo2.checkpoint.pieces import Piece
@@ -144,7 +144,7 @@ class MegatronForm(Form):
         stored = read_metadata(weights_dir(path)).state_dict_metadata
         if part:
             model_state = self._part(model_state, lambda name, trained: True)
-            here = {value.key for value in nested_values(model_state) if hasattr(value, "key")}
+            here = set().union(*map(keys_of, nested_values(model_state)))
             wanted["model"] = _without(model_state, here - self.part_in(path, stored, here))
         elif model:
             wanted["model"] = _without(model_state, self.lacking(path, stored) if base else frozenset())
@@ -325,5 +325,5 @@ def _without(state: dict[str, Any], keys: Collection[str]) -> dict[str, Any]:
     return {
         name: _without(value, keys) if isinstance(value, dict) else value
         for name, value in state.items()
-        if getattr(value, "key", None) not in keys
+        if isinstance(value, dict) or not (own := keys_of(value)) or own.difference(keys)
     }

@@ -14,7 +14,7 @@ from typing import Any, Optional, cast
 
 import torch
 from megatron.core import parallel_state
-from megatron.core.dist_checkpointing.mapping import ShardedTensor, ShardedTensorFactory
+from megatron.core.dist_checkpointing.mapping import ShardedObject, ShardedTensor, ShardedTensorFactory
 from torch import Tensor, nn
 
 from nemo2.base.variables import environment
@@ -57,13 +57,20 @@ def states_may_be_unpickled() -> AbstractContextManager[None]:
     return environment({_LEAVE: "1"})
 
 
+def keys_of(leaf: Any) -> set[str]:
+    """The keys under which a leaf of a sharded state is stored: of a tensor that is stored in parts, as a Mamba mixer's
+    first projection is, those of the parts."""
+    parts = leaf.build() if isinstance(leaf, ShardedTensorFactory) else leaf
+    return {part.key for part in leaves(parts, ShardedTensor, ShardedObject)}
+
+
 def added_keys(core: nn.Module) -> frozenset[str]:
     """The keys of the tensors that a transform has added to this chunk, which has no wrapper."""
     record = record_of(core)
     if record is None:
         return frozenset()
-    plain = {leaf.key for leaf in _as_built(core, record, None)[0].values()}
-    return frozenset(leaf.key for leaf in sharded_state(core).values() if leaf.key not in plain)
+    plain = set().union(*map(keys_of, _as_built(core, record, None)[0].values()))
+    return frozenset().union(*map(keys_of, sharded_state(core).values())) - plain
 
 
 def part_of(core: nn.Module, state: dict[str, Any], keep: Callable[[str, bool], bool]) -> dict[str, Any]:

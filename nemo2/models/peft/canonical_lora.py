@@ -80,7 +80,8 @@ class CanonicalLoRA(LoRA):
     Face's models.
 
     The parts are ``linear_q``, ``linear_k`` and ``linear_v`` of ``linear_qkv``, and ``linear_fc1_gate`` and
-    ``linear_fc1_up`` of ``linear_fc1``. The arguments that are not listed here are those of `LoRA`.
+    ``linear_fc1_up`` of ``linear_fc1``. If attention's output has a gate (Qwen3-Next), ``linear_q`` makes the gates too, as
+    the release's ``q_proj`` does. The arguments that are not listed here are those of `LoRA`.
 
     Args:
         target_modules: As in `LoRA`, with the names of the parts. None: `CANONICAL_TARGETS`.
@@ -154,9 +155,7 @@ def _widths(layer: Any, name: str, placement: Placement) -> dict[str, int]:
     if placement.outputs % head:
         return {}
     heads = config.num_attention_heads // config.num_query_groups
-    if getattr(config, "attention_output_gate", False):
-        raise ConfigError(
-            "peft=CanonicalLoRA has no adapter for the gate of attention's output (model.config.attention_output_gate=True): "
-            "use LoRA."
-        )
-    return dict(zip(PARTS[name], (heads * head, head, head), strict=True))
+    queries = (
+        heads * head * (2 if getattr(config, "attention_output_gate", False) else 1)
+    )  # the gates of these heads follow
+    return dict(zip(PARTS[name], (queries, head, head), strict=True))

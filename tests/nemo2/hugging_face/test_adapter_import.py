@@ -35,7 +35,16 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         {
             "target_modules": ALL,
             "rank_pattern": {"down_proj": 6, "layers.1.self_attn.q_proj": 2, "^model.layers.0.mlp.up_proj": 3},
-            "alpha_pattern": {"o_proj": 3},
+            "alpha_pattern": {"o_proj": 3, "^model.layers.1": 5},  # the second matches no whole name
+        },
+    ),
+    "parameters": (
+        "llama",
+        {
+            "target_modules": ["q_proj"],
+            "target_parameters": ["down_proj.weight", "o_proj.weight"],
+            "rank_pattern": {"o_proj.weight": 2},
+            "alpha_pattern": {"down_proj.weight": 3, "o_proj": 5},
         },
     ),
     "rank-stabilised": ("llama", {"target_modules": ALL, "use_rslora": True, "rank_pattern": {"k_proj": 2}}),
@@ -65,12 +74,17 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "transposed layers": ("gpt2", {"target_modules": ["c_attn", "c_fc"]}),
     "a layer without a gate": ("nemotron", {"target_modules": ["q_proj", "v_proj", "up_proj"]}),
+    "attention whose output has a gate": (
+        "qwen3.5",
+        {"target_modules": ["q_proj", "v_proj", "in_proj_qkv", "in_proj_z"], "use_dora": True},
+    ),
     "latent attention": ("deepseek", {"target_modules": ["q_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj"]}),
 }
 KINDS = {
     "fused already": "LoRA",
     "fused already, DoRA": "DoRA",
     "DoRA of some parts": "CanonicalDoRA",
+    "attention whose output has a gate": "CanonicalDoRA",
     "one layer in full": "DoRA",
     "transposed layers": "LoRA",
     "latent attention": "LoRA",
@@ -78,11 +92,13 @@ KINDS = {
 TRAINED = ("biases", "modules in full", "a tied embedding in full")
 DAILY = (
     "ranks and alphas by pattern",
+    "parameters",
     "DoRA of some parts",
     "fused already",
     "beside experts",
     "latent attention",
     "transposed layers",
+    "attention whose output has a gate",
     "a layer without a gate",
     *TRAINED,
 )

@@ -16,6 +16,8 @@ SINGLE = ["linear_proj", "linear_fc2"]
 PARTS = ["linear_q", "linear_v", "linear_proj", "linear_fc1_up", "linear_fc2"]
 EXPERTS = "mixtral, beside its experts"
 SHARED = "dense layers, experts and shared experts"
+GATED = "attention whose output has a gate"
+BACK = (EXPERTS, SHARED, GATED)
 CASES: dict[str, tuple[str, str, list[str]]] = {
     "llama": ("llama", "LoRA", FUSED),
     "llama, layers that aren't fused": ("llama", "LoRA", SINGLE),
@@ -26,12 +28,13 @@ CASES: dict[str, tuple[str, str, list[str]]] = {
     "phi3, parts": ("phi3", "CanonicalLoRA", PARTS),
     EXPERTS: ("mixtral", "LoRA", ["linear_qkv", "linear_fc1", "linear_fc2"]),
     SHARED: ("glm4 moe", "LoRA", FUSED),
+    GATED: ("qwen3.5", "DoRA", [*FUSED, "in_proj"]),
     "those of a class that peft's table lacks": ("qwen2 moe", "LoRA", FUSED),
     "mixtral": ("mixtral", "LoRA", ["linear_qkv", "linear_proj"]),
     "frozen biases of routers": ("glm4 moe", "LoRA", ["linear_proj"]),
 }
 CHANGES = {"frozen biases of routers": {"moe_router_bias_update_rate": 1.0}}
-DAILY = ("llama", "llama, DoRA", "qwen2, parts", "phi3, parts", EXPERTS, SHARED, "frozen biases of routers")
+DAILY = ("llama", "llama, DoRA", "qwen2, parts", "phi3, parts", *BACK, "frozen biases of routers")
 
 
 def train(folder: str, directory: str, method: Any, **changes: Any) -> Any:
@@ -72,20 +75,23 @@ def compared(directory: str, name: str) -> dict[str, Any]:
     base = transformers.AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager")
     theirs: Any = peft.PeftModel.from_pretrained(base, str(adapter), is_trainable=True)
     expected = logits_of(theirs.eval())
-    back = imported_again(adapter, folder, f"{place}/back") if name in (EXPERTS, SHARED) else ours
+    back, again = imported_again(adapter, folder, f"{place}/back") if name in BACK else (ours, method)
     scale = float(expected.abs().max())
     return {
         "trained": sum(one.requires_grad for one in theirs.parameters()),
         "back": float((back - ours).abs().max()) / scale,
+        "method": [(type(one), {*one.target_modules}, one.dim, one.alpha) for one in (method, again)],
         "difference": float((ours - expected).abs().max()) / scale,
     }
 
 
-def imported_again(adapter: Any, folder: str, place: str) -> Any:
-    """Logits of the exported adapter, imported."""
+def imported_again(adapter: Any, folder: str, place: str) -> tuple[Any, Any]:
+    """Logits of the exported adapter, imported, and its method."""
+    from nemo2.checkpoint.context import load_context
     from nemo2.hugging_face.api import import_ckpt
 
-    return logits_of_checkpoint(import_ckpt(None, str(adapter), place, base_model=folder))
+    imported = import_ckpt(None, str(adapter), place, base_model=folder)
+    return logits_of_checkpoint(imported), load_context(imported, "model").model_transform
 
 
 def all_compared(directory: str, names: list[str]) -> dict[str, Any]:
@@ -95,7 +101,7 @@ def all_compared(directory: str, names: list[str]) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def runs(request, run_on_ranks, tmp_path_factory) -> dict[str, Any]:
     folder, names = str(tmp_path_factory.mktemp("adapters")), nightly.requested(request, "name")
-    return run_on_ranks(all_compared, 1, folder, [*dict.fromkeys([*names, EXPERTS, SHARED])], timeout=240)[0]
+    return run_on_ranks(all_compared, 1, folder, [*dict.fromkeys([*names, *BACK])], timeout=240)[0]
 
 
 @pytest.mark.parametrize("name", nightly.each_case(CASES, DAILY))
@@ -104,9 +110,11 @@ def test_peft_says_what_our_model_says_with_its_adapters(runs, name):
     assert runs[name]["difference"] < 1e-6
 
 
-@pytest.mark.parametrize("name", [EXPERTS, SHARED])
-def test_additions_beside_experts_come_back_as_they_went(runs, name):
+@pytest.mark.parametrize("name", BACK)
+def test_adapters_come_back_as_they_went(runs, name):
     assert runs[name]["back"] < 1e-6
+    before, after = runs[name]["method"]
+    assert after == before
 
 
 @pytest.mark.parametrize(
@@ -130,3 +138,27 @@ def test_adapters_beside_experts_that_peft_cannot_load_are_refused(kind, modules
     adapted = {name: _Released(4, firsts=[torch.zeros(2, 4)]) for name in modules}
     with pytest.raises(ConfigError, match=reason):
         _adapter_config(adapted, entries, getattr(methods, kind)(dim=2), "")
+
+
+def test_adapters_that_peft_does_not_load_into_mixers_are_told(caplog):
+    import peft
+    import torch
+    from transformers import NemotronHConfig, NemotronHForCausalLM
+
+    from nemo2.hugging_face.adapters import _adapter_config, _Released
+    from nemo2.models.peft import LoRA
+    from support.hf_models import ROWS
+
+    row = next(row for row in ROWS if row.config == "NemotronHConfig")
+    with torch.device("meta"):
+        base = NemotronHForCausalLM(NemotronHConfig(**row.fields))
+    for leaf in ("in_proj", "out_proj"):
+        caplog.clear()
+        adapted = {f"model.layers.0.mixer.{leaf}": _Released(4, firsts=[torch.zeros(2, 4)])}
+        config = peft.LoraConfig(**_adapter_config(adapted, [], LoRA(dim=2), ""))
+        try:
+            peft.get_peft_model(base, config)
+            loads = True
+        except ValueError:
+            loads = False
+        assert ("out_proj" not in caplog.text) == loads == (leaf == "in_proj")

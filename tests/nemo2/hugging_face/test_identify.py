@@ -216,6 +216,9 @@ def test_other_folders_are_nothing_that_is_known(tmp_path):
         identify(tmp_path)
     with pytest.raises(CheckpointError, match="does not exist"):
         identify(tmp_path / "no")
+    (tmp_path / "adapter_config.json").write_text("{}")
+    with pytest.raises(CheckpointError, match=f"nemo2 import {tmp_path}"):
+        identify(tmp_path)
 
 
 class SaveAsNeMo(pl.Callback):

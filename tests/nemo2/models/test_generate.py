@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sampling against hand-computed distributions, and generation that does not depend on how the model is cut."""
 
+import json
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from nemo2.base.errors import ConfigError
+from nemo2.base.errors import ConfigError, DataError
 from nemo2.models.generate import generate
 from nemo2.models.sampling import Sampling
 from support import small_runs
@@ -57,6 +59,19 @@ def test_greedy_generation_follows_the_model_and_stops_at_its_end_or_the_longest
     assert [(one.text, one.finished) for one in results] == expected
     ended = [*Letters().text_to_ids(expected[1][0]), *([Letters.eos_id] if expected[1][1] else [])]
     assert results[1].token_ids == ended
+
+
+@pytest.mark.parametrize(("ends", "expected"), [([3, 25], "bc"), (4, "bcd"), (None, "bcdef")])
+def test_the_end_tokens_beside_the_tokenizer_s_files_end_texts(tmp_path: Path, ends: Any, expected: str) -> None:
+    letters: Any = Letters()
+    letters.pretrained_model_name = tmp_path
+    (tmp_path / "tokenizer.json").touch()
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": ends}))
+    (found,) = generate(next_letter, letters, ["a"], temperature=0, max_new_tokens=5)
+    assert (found.text, found.finished) == (expected, ends is not None)
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": "z"}')
+    with pytest.raises(DataError, match="eos_token_id='z'"):
+        generate(next_letter, letters, ["a"])
 
 
 def test_sampling_is_repeatable_by_its_seed_and_batches_change_nothing() -> None:

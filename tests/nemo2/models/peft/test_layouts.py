@@ -9,16 +9,12 @@ from support import adapted_runs, transformed_runs
 from support.nightly import daily_and_nightly, each_case, requested
 from support.transformed_runs import EXPERTS, STEPS
 
-LATENT: dict[str, Any] = {"latent": True, "num_query_groups": None}
-PROJECTIONS = {
-    "target_modules": [
-        "linear_q_down_proj",
-        "linear_q_up_proj",
-        "linear_kv_down_proj",
-        "linear_kv_up_proj",
-        "linear_proj",
-    ]
+PROJECTIONS = ["linear_q_down_proj", "linear_q_up_proj", "linear_kv_down_proj", "linear_kv_up_proj", "linear_proj"]
+ATTENTION: dict[str, tuple[str, list[str], dict[str, Any]]] = {
+    "latent": ("DoRA", PROJECTIONS, {"latent": True, "num_query_groups": None}),
+    "with a gate": ("CanonicalDoRA", ["linear_q", "linear_v"], {"attention_output_gate": True}),
 }
+"""Models with other attention, each with a method and its targets."""
 ONLY_EXPERTS = {"target_modules": ["*.experts.*.linear_fc1", "*.experts.*.linear_fc2"]}
 LATE = {"target_modules": ["*.layers.3.*"]}
 GATED: dict[str, Any] = {"gated_linear_unit": True}
@@ -39,9 +35,9 @@ def one_process(directory: str) -> dict[Any, Any]:
         place = f"{directory}/{kind}"
         found[kind] = adapted_runs.train(f"{directory}/dense", kind, to=place, save=True)
         found[kind, "resumed"] = adapted_runs.train(f"{directory}/dense", kind, resume=f"{place}/one/step={STEPS}")
-    transformed_runs.base(f"{directory}/latent", **LATENT)
-    for kind, _ in OF_LATENT:
-        found["latent", kind] = adapted_runs.train(f"{directory}/latent", kind, options=PROJECTIONS, **LATENT)
+    for attention, (_, _, config) in ATTENTION.items():
+        transformed_runs.base(f"{directory}/{attention}", **config)
+        found[attention] = of_attention(directory, attention)
     transformed_runs.base(f"{directory}/experts", **EXPERTS | GATED)
     found["experts"] = adapted_runs.train(
         f"{directory}/experts", "LoRA", to=f"{directory}/E", save=True, **EXPERTS | GATED
@@ -53,6 +49,11 @@ def one_process(directory: str) -> dict[Any, Any]:
     )
     found["late"] = adapted_runs.train(f"{directory}/dense", "LoRA", options=LATE, to=f"{directory}/late", save=True)
     return found
+
+
+def of_attention(directory: str, attention: str, name: str = "") -> dict[str, Any]:
+    kind, targets, config = ATTENTION[attention]
+    return adapted_runs.train(f"{directory}/{attention}", kind, name, options={"target_modules": targets}, **config)
 
 
 def alone(directory: str, kinds: list[str]) -> dict[Any, Any]:
@@ -69,10 +70,8 @@ def two_ranks(directory: str, resumed: list[tuple[str, str]], layers: list[int])
         found[kind, name, "resumed"] = adapted_runs.train(
             f"{directory}/dense", kind, name, resume=f"{directory}/{kind}/one/step={STEPS}"
         )
-    for kind, name in OF_LATENT:
-        found["latent", kind, name] = adapted_runs.train(
-            f"{directory}/latent", kind, name, options=PROJECTIONS, **LATENT
-        )
+    for attention in ATTENTION:
+        found[attention] = of_attention(directory, attention, "tp2 sp")
     for name in OF_EXPERTS:
         found["experts", name] = adapted_runs.train(f"{directory}/experts", "LoRA", name, **EXPERTS | GATED)
     resume = f"{directory}/only experts/one/step={STEPS}"
@@ -105,7 +104,6 @@ RESUMED = [
     ("DoRA", "fsdp2"),
 ]
 OF_EXPERTS = ("ep2", "etp2")
-OF_LATENT = (("DoRA", "tp2 sp"),)
 
 
 @pytest.fixture(scope="module")
@@ -156,16 +154,17 @@ def test_every_expert_has_an_addition_of_its_own_on_whatever_rank_it_is(runs, na
         assert run["counts"] == expected["counts"]
 
 
-@pytest.mark.parametrize(("kind", "name"), OF_LATENT)
-def test_latent_attention_has_additions_beside_layers_that_all_ranks_have(runs, kind, name):
-    expected = runs["one"][0]["latent", kind]
+@pytest.mark.parametrize("attention", ATTENTION)
+def test_other_attention_trains_as_one_process(runs, attention):
+    """Latent attention has additions beside layers that all ranks have."""
+    expected = runs["one"][0][attention]
     for rank in runs["two"]:
-        run = rank["latent", kind, name]
+        run = rank[attention]
         assert run["losses"] == pytest.approx(expected["losses"], rel=2e-5)
         assert run["grad_norms"] == pytest.approx(expected["grad_norms"], rel=1e-4)
         assert run["counts"] == expected["counts"]
-        assert any("linear_q_down_proj.adapter" in key for key in run["changed"])
         assert all(".adapter." in key for key in run["changed"])
+        assert attention != "latent" or any("linear_q_down_proj.adapter" in key for key in run["changed"])
 
 
 def test_additions_beside_experts_alone_are_saved_and_resumed_on_other_ranks(runs):
