@@ -40,9 +40,8 @@ class Rows(NamedTuple):
     def parts(self, config: Any) -> dict[str, "Rows"]:
         """The rows of each part of a fused layer, in the part's order. Empty: the layer isn't fused."""
         names = PARTS.get(module_of(self.entry)[0].rpartition(".")[2], ())
-        if (
-            names == PARTS["linear_qkv"]
-        ):  # by query group: queries (with a gate: those of each head, then gates), key, value
+        if names == PARTS["linear_qkv"]:
+            # By query group: queries (with a gate those of each head, then its gates), key, value.
             gated = getattr(config, "attention_output_gate", False)
             queries = 2 * config.num_attention_heads // config.num_query_groups if gated else 1
             kinds = itertools.cycle([names[0]] * queries + list(names[1:]))

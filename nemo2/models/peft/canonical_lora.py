@@ -155,7 +155,6 @@ def _widths(layer: Any, name: str, placement: Placement) -> dict[str, int]:
     if placement.outputs % head:
         return {}
     heads = config.num_attention_heads // config.num_query_groups
-    queries = (
-        heads * head * (2 if getattr(config, "attention_output_gate", False) else 1)
-    )  # the gates of these heads follow
+    gates = heads if getattr(config, "attention_output_gate", False) else 0
+    queries = (heads + gates) * head
     return dict(zip(PARTS[name], (queries, head, head), strict=True))
