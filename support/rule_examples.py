@@ -47,8 +47,8 @@ EXAMPLES: tuple[Example, ...] = (
         "strategy.sequence_parallel=False",
         assigned=({"strategy.sequence_parallel": "no"}, {}),
     ),
-    example("parts-are-no-text", assigned=({"model.tokenizer": "my_tokenizer"}, {})),
     example("values-have-their-types", assigned=({"trainer.strategy.data_sampler": 5}, {})),
+    example("parts-are-no-text", assigned=({"model.tokenizer": "my_tokenizer"}, {})),
     example("parts-are-no-text", "", "trainer.plugins=bf16_mixed", assigned=({"trainer.plugins": "bf16_mixed"}, {})),
     # The launch
     example(
@@ -571,6 +571,7 @@ EXAMPLES: tuple[Example, ...] = (
     ),
     # Settings
     example("secrets-stay-in-the-environment", assigned=({"log.extra_loggers": [{"api_key": "0123456789"}]}, {})),
+    example("paths-are-written-out", "'log.log_dir=$HOME/runs'", "log.log_dir=/home/me/runs"),
     example("strategy-has-what-it-is-asked", "strategy.moe_extended_tp=True", "strategy.moe_extended_tp=False"),
     example("precision-is-known", "trainer.plugins.precision=bf61-mixed", "trainer.plugins.precision=bf16-mixed"),
     example(
@@ -579,7 +580,6 @@ EXAMPLES: tuple[Example, ...] = (
         "trainer.plugins=None trainer.precision=bf16-mixed",
     ),
     example("schedule-is-one-curve", "optim.lr_scheduler.warmup_steps=-5", "optim.lr_scheduler.warmup_steps=0"),
-    example("paths-are-written-out", "'log.log_dir=$HOME/runs'", "log.log_dir=/home/me/runs"),
     example("checkpoints-are-kept-as-asked", "log.ckpt.filename={epoch}", "log.ckpt.filename={epoch}-{step}"),
     example("checkpoints-are-kept-as-asked", "log.ckpt.save_top_k=-2", "log.ckpt.save_top_k=-1"),
     example("data-module-accepts-its-arguments", "data.num_workers=-1", "data.num_workers=0"),
