@@ -162,7 +162,7 @@ class EvaluationCallback(pl.Callback):
 
     @property
     def _folder(self) -> Optional[Path]:
-        return None if self.task_folder is None else Path(self.task_folder)
+        return None if self.task_folder is None else Path(self.task_folder).expanduser()
 
 
 def _reset_watchdogs(trainer: pl.Trainer) -> None:

@@ -119,7 +119,11 @@ class HuggingFaceExportCallback(pl.Callback):
         if self._waiting is not None:
             _log.info("%s is not exported, because a later checkpoint replaces it.", self._waiting.target.name)
             self._waiting.discard()
-        folder = Path(self.directory) if self.directory is not None else Path(path).parent.with_name("hugging_face")
+        folder = (
+            Path(self.directory).expanduser()
+            if self.directory is not None
+            else Path(path).parent.with_name("hugging_face")
+        )
         try:
             if why := why_writing_is_refused(folder, folder / name, Path(path)):
                 self._warn_of_failure(folder / name, f"{why} Set another directory.")

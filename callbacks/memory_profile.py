@@ -83,7 +83,7 @@ class MemoryProfileCallback(pl.Callback):
         if not self._recording:
             return
         self._recording = False
-        folder = Path(self.dir) if self.dir is not None else directory_of(trainer) / FOLDER
+        folder = Path(self.dir).expanduser() if self.dir is not None else directory_of(trainer) / FOLDER
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / f"rank-{trainer.global_rank}.pickle"
         torch.cuda.memory._dump_snapshot(str(path))

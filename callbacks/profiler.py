@@ -135,7 +135,7 @@ class PytorchProfilerCallback(pl.Callback):
             self._recorder.__exit__(None, None, None)
             messages, self._recorder = self._recorder.communications, None
         profiler.stop()
-        folder = Path(self.trace_dir) if self.trace_dir is not None else directory_of(trainer) / TRACES
+        folder = Path(self.trace_dir).expanduser() if self.trace_dir is not None else directory_of(trainer) / TRACES
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / f"rank-{trainer.global_rank}.json"
         profiler.export_chrome_trace(str(path))

@@ -34,6 +34,7 @@ import nemo2.data.finetuning.docstrings
 import nemo2.data.finetuning.packing
 import nemo2.data.finetuning.published
 import nemo2.data.mock
+import nemo2.data.sampler
 import nemo2.data.tokenizer
 import nemo2.mcore.optim.base
 import nemo2.mcore.optim.lr_scheduler
@@ -127,7 +128,7 @@ class _GPTModelFields(typing.Generic[_ModelConfig]):
     """Default: `None`."""
     optim: nemo2.mcore.optim.base.OptimizerModule | None | AnyConfig
     """Default: `None`."""
-    tokenizer: typing.Any
+    tokenizer: nemo2.data.tokenizer.Tokenizer | None | AnyConfig
     """Default: `None`."""
     model_transform: collections.abc.Callable[..., torch.nn.modules.module.Module] | None
     """Default: `None`."""
@@ -700,7 +701,7 @@ class MegatronStrategy(_Closed, nemo2.config.Config[nemo2.training.strategy.Mega
     """Default: `False`."""
     account_for_loss_in_pipeline_split: bool
     """Default: `False`."""
-    data_sampler: typing.Any
+    data_sampler: nemo2.data.sampler.DataSampler | None | AnyConfig
     """Default: `None`."""
     parallel_devices: list[torch.device] | None
     """Default: `None`."""

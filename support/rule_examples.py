@@ -22,6 +22,7 @@ GRAPHS = "model.config.cuda_graph_impl"
 OVERLAPPED = f"model.config.tp_comm_overlap=True {TP}=2 {SP}"
 FULL = "model.config.recompute_granularity=full"
 SELECTIVE = "model.config.recompute_granularity=selective"
+STOPPING = "'trainer.callbacks=lightning.pytorch.callbacks.EarlyStopping(monitor=val_loss)'"
 FP8 = "trainer.plugins.fp8=hybrid"
 OFFLOADED = "optim.config.optimizer_cpu_offload=True optim.config.optimizer_offload_fraction=1.0"
 AWARE = "optim.config.use_precision_aware_optimizer=True"
@@ -46,6 +47,8 @@ EXAMPLES: tuple[Example, ...] = (
         "strategy.sequence_parallel=False",
         assigned=({"strategy.sequence_parallel": "no"}, {}),
     ),
+    example("values-have-their-types", assigned=({"trainer.strategy.data_sampler": 5}, {})),
+    example("parts-are-no-text", assigned=({"model.tokenizer": "my_tokenizer"}, {})),
     example("parts-are-no-text", "", "trainer.plugins=bf16_mixed", assigned=({"trainer.plugins": "bf16_mixed"}, {})),
     # The launch
     example(
@@ -75,6 +78,11 @@ EXAMPLES: tuple[Example, ...] = (
         "optimizer-instances-divide-the-replicas",
         f"{CP}=4 strategy.num_distributed_optimizer_instances=3",
         f"{CP}=4 strategy.num_distributed_optimizer_instances=4",
+    ),
+    example(
+        "optimizer-instances-divide-the-replicas",
+        f"{CP}=4 strategy.ddp.num_distributed_optimizer_instances=3",
+        f"{CP}=4 strategy.ddp.num_distributed_optimizer_instances=4",
     ),
     example(
         "optimizer-instances-need-shards",
@@ -377,6 +385,11 @@ EXAMPLES: tuple[Example, ...] = (
     ),
     example("buckets-have-elements", "strategy.ddp.bucket_size=0", "strategy.ddp.bucket_size=40000000"),
     example(
+        "buckets-have-elements",
+        "strategy.ddp.data_parallel_sharding_strategy=zero3",
+        "strategy.ddp.data_parallel_sharding_strategy=optim_grads_params",
+    ),
+    example(
         "overlap-arguments-are-in-range",
         "trainer.callbacks[1].bucket_size=-1",
         "trainer.callbacks[1].bucket_size=40000000",
@@ -541,6 +554,14 @@ EXAMPLES: tuple[Example, ...] = (
     # Steps, validation, checkpoints
     example("steps-are-counts", "trainer.max_steps=-10", "trainer.max_steps=10"),
     example("steps-are-counts", "trainer.log_every_n_steps=-1", "trainer.log_every_n_steps=1"),
+    example("training-has-steps", "trainer.limit_train_batches=0", "trainer.limit_train_batches=1"),
+    example("training-has-steps", "trainer.max_time=00:00:00:00", "trainer.max_time=00:00:00:01"),
+    example(
+        "early-stopping-has-a-validation",
+        f"{STOPPING} trainer.limit_val_batches=0",
+        f"{STOPPING} trainer.limit_val_batches=4",
+        recipe="llama_tiny",
+    ),
     example("validation-interval-is-a-count", "trainer.val_check_interval=0", "trainer.val_check_interval=1"),
     example("validation-interval-is-a-count", "trainer.check_val_every_n_epoch=0", "trainer.check_val_every_n_epoch=1"),
     example(
@@ -550,6 +571,7 @@ EXAMPLES: tuple[Example, ...] = (
     ),
     # Settings
     example("secrets-stay-in-the-environment", assigned=({"log.extra_loggers": [{"api_key": "0123456789"}]}, {})),
+    example("paths-are-written-out", "'log.log_dir=$HOME/runs'", "log.log_dir=/home/me/runs"),
     example("strategy-has-what-it-is-asked", "strategy.moe_extended_tp=True", "strategy.moe_extended_tp=False"),
     example("precision-is-known", "trainer.plugins.precision=bf61-mixed", "trainer.plugins.precision=bf16-mixed"),
     example(
@@ -558,6 +580,7 @@ EXAMPLES: tuple[Example, ...] = (
         "trainer.plugins=None trainer.precision=bf16-mixed",
     ),
     example("schedule-is-one-curve", "optim.lr_scheduler.warmup_steps=-5", "optim.lr_scheduler.warmup_steps=0"),
+    example("checkpoints-are-kept-as-asked", "log.ckpt.filename={epoch}", "log.ckpt.filename={epoch}-{step}"),
     example("checkpoints-are-kept-as-asked", "log.ckpt.save_top_k=-2", "log.ckpt.save_top_k=-1"),
     example("data-module-accepts-its-arguments", "data.num_workers=-1", "data.num_workers=0"),
     example(

@@ -73,7 +73,7 @@ def train(
     model.model_transform = None if callback else transform
     options = dict(strategy if strategy is not None else LAYOUTS.get(name, {}))
     if base and not resume:
-        options["restore_config"] = RestoreConfig(path=f"{directory}/base")
+        options["restore_config"] = RestoreConfig(path=f"{directory}/base-step=1")
     if name in ("fsdp1", "fsdp2"):
         options = {"strategy": {"fsdp1": nl.FSDPStrategy, "fsdp2": nl.FSDP2Strategy}[name](**options)}
     before: dict[str, torch.Tensor] = {}
@@ -124,5 +124,5 @@ def base(directory: str, **config: Any) -> None:
 
     small_runs.release()
     model = small_runs.build_llama(**(DEEP | config))
-    keep = ModelCheckpoint(dirpath=directory, filename="base", save_last=False, save_optim_on_train_end=True)
+    keep = ModelCheckpoint(dirpath=directory, filename="base-{step}", save_last=False, save_optim_on_train_end=True)
     small_runs.fit(model, max_steps=1, callbacks=[keep])

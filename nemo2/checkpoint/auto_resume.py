@@ -239,7 +239,7 @@ class AutoResume:
         own = _newest([directory] if directory is not None else [], any_run=False)
         if not self.resume_from_directory:
             return own
-        other = _newest(checkpoint_folders(Path(self.resume_from_directory)), any_run=True)
+        other = _newest(checkpoint_folders(Path(self.resume_from_directory).expanduser()), any_run=True)
         return own if _continues(own, other.newest) else other
 
 

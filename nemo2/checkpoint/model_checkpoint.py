@@ -26,7 +26,9 @@ from nemo2.config.capture import configurable
 from nemo2.config.notices import warn_without_effect
 
 _log = logging.getLogger(__name__)
-_FIELD = re.compile(r"\{(\w+)(?::[^}]*)?\}")
+_FIELD = re.compile(r"\{([^{}:!]+)(?::([^{}]*))?\}")
+_UNIQUE = ("step", "consumed_samples")
+"""Fields of ``filename`` that differ between any two checkpoints of a run."""
 
 
 @configurable
@@ -79,10 +81,12 @@ class ModelCheckpoint(Checkpoint):
     save_context_on_train_end: bool = True
     """Save ``context/`` with the last checkpoint of training, whatever ``always_save_context`` says."""
     dirpath: Optional[str] = None
-    """The directory of the checkpoints. None: the logger sets ``<run>/checkpoints``."""
+    """The directory of the checkpoints. None or "": the logger sets ``<run>/checkpoints``."""
     filename: Optional[str] = None
     """The name of a checkpoint, with ``{model_name}``, ``{step}``, ``{consumed_samples}``, ``{epoch}`` and logged metrics,
-    each with an optional format specification. As in Lightning, ``name=`` precedes each value except ``model_name``."""
+    each with an optional format specification. As in Lightning, ``name=`` precedes each value except ``model_name``. It needs
+    ``{step}`` or ``{consumed_samples}``: a checkpoint replaces another of the same name. ``{epoch}`` will do where only
+    ``every_n_epochs`` is set."""
     auto_insert_metric_name: bool = True
     """Insert ``name=`` before each value of ``filename``."""
     enable_version_counter: bool = False
@@ -107,7 +111,9 @@ class ModelCheckpoint(Checkpoint):
         if interval is not None and interval <= timedelta(0):
             raise ConfigError(f"log.ckpt.train_time_interval={interval}: must be longer than 0 seconds.")
         self.every_n_train_steps = self.every_n_train_steps or None
+        self.dirpath = str(Path(self.dirpath).expanduser()) if self.dirpath else None
         self.filename = self.filename or "{model_name}--{val_loss:.2f}-{step}-{consumed_samples}"
+        self._check_filename(self.filename)
         self.model_name: Optional[str] = None
         """The value of ``{model_name}``: the run's name, which the logger sets. None: the module's class name."""
         self.best_model_path = ""
@@ -128,6 +134,32 @@ class ModelCheckpoint(Checkpoint):
         """The metrics before the current step. One that is still there unchanged isn't of this step."""
         self._monitor_is_known = False
         """The monitored metric has been logged, or its absence has been reported."""
+
+    def _check_filename(self, template: str) -> None:
+        """Refuse a name that can't be written, or that two checkpoints would share."""
+        place = f"log.ckpt.filename={template!r}"
+        fields = {match.group(1) for match in _FIELD.finditer(template)}
+        if set("{}") & set(_FIELD.sub("", template)):
+            raise ConfigError(
+                f"{place}: braces must enclose a name, or a name and its format, such as {{step}} or {{val_loss:.2f}}. "
+                "Correct or remove the others."
+            )
+        for match in _FIELD.finditer(template):
+            name = match.group(1)
+            sample = "model" if name == "model_name" else 1 if name in (*_UNIQUE, "epoch") else 1.0
+            try:
+                format(sample, match.group(2) or "")
+            except ValueError as error:
+                raise ConfigError(
+                    f"{place}: {match.group(0)} can't be written ({error}). Correct its format, such as "
+                    f"{{{name}}}{f' or {{{name}:.2f}}' if isinstance(sample, float) else ''}."
+                ) from error
+        by_epoch = self.every_n_epochs and not self.every_n_train_steps and self.train_time_interval is None
+        if not fields & {*_UNIQUE, *(("epoch",) if by_epoch else ())}:
+            raise ConfigError(
+                f"{place}: must contain {{step}} or {{consumed_samples}}, or each checkpoint replaces the one before it, the "
+                f"best one too. Set {template + '-{step}'!r}."
+            )
 
     # ------------------------------------------------------------------------------------------------------ when
 
@@ -359,11 +391,11 @@ class ModelCheckpoint(Checkpoint):
             if field not in values:
                 text = re.sub(re.escape(pattern) + r"-?", "", text)
                 continue
-            label = f"{field}=" if self.auto_insert_metric_name and field != "model_name" else ""
             value = values[field]
-            if isinstance(value, float) and value.is_integer() and ":" not in pattern:
+            label = f"{field}=" if self.auto_insert_metric_name and field != "model_name" else ""
+            if isinstance(value, float) and value.is_integer() and match.group(2) is None:
                 value = int(value)
-            text = text.replace(pattern, label + ("{" + pattern[1 + len(field) :]).replace("{:", "{0:").format(value))
+            text = text.replace(pattern, label + format(value, match.group(2) or ""))
         return text.strip("-").replace("/", "_")
 
     def state_dict(self) -> dict[str, Any]:

@@ -109,7 +109,9 @@ class Sizes:
                 raise ConfigError(f"{_typed(name, getattr(to, name))}: the model has no Mamba layers.")
         if to.drop_layers is not None and to.target_num_layers is not None:
             raise ConfigError("pruning_config.drop_layers and target_num_layers set the same thing. Keep one of them.")
-        if any(not 1 <= layer <= config.num_layers for layer in to.drop_layers or ()) or self.new_layers < 1:
+        if len(dropped := to.drop_layers or ()) != len(set(dropped)):
+            raise ConfigError(f"{_typed('drop_layers', dropped)}: name each layer once.")
+        if any(not 1 <= layer <= config.num_layers for layer in dropped) or self.new_layers < 1:
             raise ConfigError(
                 f"{_typed('drop_layers', to.drop_layers)}: layer numbers must be from 1 to {config.num_layers}, and a layer "
                 "must remain."
@@ -130,7 +132,7 @@ class Sizes:
     @property
     def new_layers(self) -> int:
         """The number of layers."""
-        return self.to.target_num_layers or self.before.num_layers - len(set(self.to.drop_layers or ()))
+        return self.to.target_num_layers or self.before.num_layers - len(self.to.drop_layers or ())
 
     @property
     def new_heads(self) -> tuple[int, int]:

@@ -50,6 +50,7 @@ _OF_FP8 = (
     "fp8_multi_head_attention",
 )
 _LAYERS_IN_BF16 = ("num_layers_at_start_in_bf16", "num_layers_at_end_in_bf16")
+_SCALING = ("loss_scale", "initial_loss_scale", "min_loss_scale", "loss_scale_window", "hysteresis")
 OF_EIGHT_BITS = (*_OF_FP8, "fp4_recipe", *_LAYERS_IN_BF16)
 """Arguments of `MegatronMixedPrecision` that have no effect without fp8 or fp4."""
 
@@ -116,10 +117,7 @@ _ARGUMENT_OF = {
     "params_dtype": "precision",
     "enable_autocast": "autocast_enabled",
     "fp8_param": "fp8_param_gather",
-    **{
-        field: f"fp16_{field}"
-        for field in ("loss_scale", "initial_loss_scale", "min_loss_scale", "loss_scale_window", "hysteresis")
-    },
+    **{field: f"fp16_{field}" for field in _SCALING},
 }
 """The arguments of `MegatronMixedPrecision` by the fields of `DtypeConfig`, where the names differ."""
 
@@ -350,14 +348,21 @@ class MegatronMixedPrecision(MixedPrecision):
         """One sentence for each explicit argument that has no effect because the feature it belongs to is off."""
         config, ours = self.dtype_config, explicit_fields(self)
         settings = [
-            f"trainer.plugins.{name}={getattr(config, name)!r}{at(self, name)} does not take effect: {owner} is off."
+            f"trainer.plugins.{name}={value!r}{at(self, name)} does not take effect: {owner} is off."
             for owner, on, names in (
                 ("trainer.plugins.fp8", config.fp8, (*_OF_FP8, "first_last_layers_bf16")),
                 ("trainer.plugins.fp4", config.fp4, ("fp4_recipe",)),
                 ("trainer.plugins.first_last_layers_bf16", config.first_last_layers_bf16, _LAYERS_IN_BF16),
+                (
+                    "fp16 (trainer.plugins.precision='16-mixed')",
+                    config.fp16,
+                    tuple(f"fp16_{name}" for name in _SCALING),
+                ),
             )
             for name in names
-            if not on and name in ours and getattr(config, name) != getattr(DtypeConfig, name)
+            if not on and name in ours
+            if (value := getattr(config, name.removeprefix("fp16_")))
+            != getattr(DtypeConfig, name.removeprefix("fp16_"))
         ]
         if config.fp8 and config.first_last_layers_bf16 and not any(getattr(config, name) for name in _LAYERS_IN_BF16):
             settings.append(

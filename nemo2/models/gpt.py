@@ -28,6 +28,7 @@ from nemo2.config.aliases import NOT_HERE, register_elsewhere, register_gone
 from nemo2.config.capture import configurable, unknown_name
 from nemo2.config.notices import announce_machine_settings, warn_without_effect
 from nemo2.config.provenance import adjust, adjust_to
+from nemo2.data.tokenizer import Tokenizer
 from nemo2.mcore.optim.base import OptimizerModule
 from nemo2.mcore.parallel.cuda_graphs import spell_as_installed
 from nemo2.mcore.parallel.forms import with_model
@@ -367,7 +368,7 @@ class GPTModel(FNMixin, pl.LightningModule):
         self,
         config: Optional[GPTConfig] = None,
         optim: Optional[OptimizerModule] = None,
-        tokenizer: Optional[Any] = None,
+        tokenizer: Optional[Tokenizer] = None,
         model_transform: Optional[Callable[..., torch.nn.Module]] = None,
     ):
         super().__init__()

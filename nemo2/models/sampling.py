@@ -10,6 +10,9 @@ from torch import Tensor
 from nemo2.base.advice import typed_as
 from nemo2.base.errors import ConfigError
 
+LEAST_TEMPERATURE = 1e-6
+"""The least divisor of logits in 32 bits: divided by a smaller number they may be infinite, and have no softmax."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
@@ -20,7 +23,7 @@ class Sampling:
     """
 
     temperature: float = 1.0
-    """The divisor of the logits. 0 always picks the likeliest token."""
+    """The divisor of the logits, at least `LEAST_TEMPERATURE`. 0 always picks the likeliest token."""
     top_k: int = 0
     """The number of likeliest tokens to keep. 0: all."""
     top_p: float = 1.0
@@ -32,7 +35,11 @@ class Sampling:
 
     def __post_init__(self) -> None:
         for name, rule, holds in (
-            ("temperature", "0 (always the likeliest token) or more", self.temperature >= 0),
+            (
+                "temperature",
+                f"0 (always the likeliest token) or at least {LEAST_TEMPERATURE}, below which the logits overflow",
+                self.temperature == 0 or self.temperature >= LEAST_TEMPERATURE,
+            ),
             ("top_k", "0 (off) or more", self.top_k >= 0),
             ("top_p", "above 0 and at most 1 (off)", 0 < self.top_p <= 1),
             ("min_p", "from 0 (off) to below 1", 0 <= self.min_p < 1),

@@ -35,6 +35,7 @@ from nemo2.base.errors import ConfigError
 from nemo2.checkpoint.auto_resume import RestoreConfig
 from nemo2.config.aliases import aliases_of, parameter_names
 from nemo2.config.capture import captured_arguments, configurable
+from nemo2.data.sampler import DataSampler
 from nemo2.hugging_face.checkpoint import Checkpoint
 from nemo2.mcore.optim.base import OptimizerModule
 from nemo2.mcore.optim.lr_scheduler import set_last_rates
@@ -85,7 +86,7 @@ class FabricMegatronStrategy(DDPStrategy):
         expert_tensor_parallel_size: Optional[int] = None,
         encoder_tensor_model_parallel_size: Optional[int] = 0,
         encoder_pipeline_model_parallel_size: Optional[int] = 0,
-        data_sampler: Optional[Any] = None,
+        data_sampler: Optional[DataSampler] = None,
         accelerator: Optional[Accelerator] = None,
         parallel_devices: Optional[list[torch.device]] = None,
         cluster_environment: Optional[ClusterEnvironment] = None,

@@ -36,6 +36,7 @@ from nemo2.config.capture import configurable
 from nemo2.config.notices import announce_machine_settings
 from nemo2.config.provenance import adjusting
 from nemo2.config.requested import refuse_silent_changes
+from nemo2.data.sampler import DataSampler
 from nemo2.mcore.optim.megatron import MegatronOptimizer
 from nemo2.mcore.overlap.userbuffers import OneSize, start_userbuffers, stop_userbuffers
 from nemo2.mcore.parallel.layout import LAYOUT_FIELDS, Layout, ParallelismConfig, rank_order
@@ -49,6 +50,7 @@ from nemo2.training.strategies.megatron_config import (
     refuse_unsupported_arguments,
     strictness_of,
     unify_num_instances,
+    warn_about_fsdp_settings,
 )
 from nemo2.training.strategies.metrics import timers_of
 
@@ -160,7 +162,7 @@ class MegatronStrategy(LiveSettings, BaseStrategy):
         encoder_pipeline_model_parallel_size: Optional[int] = 0,
         account_for_embedding_in_pipeline_split: bool = False,
         account_for_loss_in_pipeline_split: bool = False,
-        data_sampler: Optional[Any] = None,
+        data_sampler: Optional[DataSampler] = None,
         parallel_devices: Optional[list[torch.device]] = None,
         cluster_environment: Optional[ClusterEnvironment] = None,
         checkpoint_io: Optional[CheckpointIO] = None,
@@ -247,6 +249,7 @@ class MegatronStrategy(LiveSettings, BaseStrategy):
                 f"strategy.fsdp={fsdp!r}: must be 'megatron' or None. To use torch's fully_shard, replace "
                 "MegatronStrategy with FSDP2Strategy."
             )
+        warn_about_fsdp_settings(self.ddp_config)
         self._compared = False
         self.async_save = ckpt_async_save
         self._setup_optimizers = setup_optimizers

@@ -128,7 +128,7 @@ class HFDatasetDataModule(SampleDataModule):
         return parts
 
     def reads_text(self) -> bool:
-        file = Path(self.path_or_dataset) if isinstance(self.path_or_dataset, str | Path) else None
+        file = Path(self.path_or_dataset).expanduser() if isinstance(self.path_or_dataset, str | Path) else None
         if file is None or file.suffix != ".jsonl" or not file.is_file():
             return False  # unknown before it is opened
         try:

@@ -253,11 +253,15 @@ MODEL_TEXTS: Mapping[str, Choice] = {
     ),
 }
 
-BUFFERS: Mapping[str, Domain] = {
+_SHARDED = ("no_shard", "optim", "optim_grads", "optim_grads_params")
+
+BUFFERS: Mapping[str, Union[Domain, Choice]] = {
     "bucket_size": _count(
         "a number of elements; a smaller number gives each parameter its own collective",
         unless="set None to let Megatron-Core choose",
     ),
+    "data_parallel_sharding_strategy": Choice(_SHARDED, "what Megatron-FSDP shards"),
+    "outer_dp_sharding_strategy": Choice(_SHARDED[:2], "what Megatron-FSDP shards between its inner groups"),
 }
 
 OPTIMIZER: Mapping[str, Domain] = _rows(

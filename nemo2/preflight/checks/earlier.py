@@ -23,12 +23,12 @@ def checkpoints_to_resume(recipe: Any) -> Optional[Path]:
     """The directory of the checkpoints that training with this recipe would resume from. None: it names them itself,
     doesn't resume, or has no earlier run on this machine."""
     parts: list[Any] = [getattr(recipe, name, None) for name in ("resume", "log", "trainer")]
-    if not _trains(recipe) or None in parts:
+    if not trains(recipe) or None in parts:
         return None
     resume, log, _ = parts
     if resume.resume_from_path or resume.resume_from_directory:
         return None
-    if not resume.resume_if_exists or getattr(log.ckpt, "dirpath", None) is not None:
+    if not resume.resume_if_exists or getattr(log.ckpt, "dirpath", None):
         return None
     directory = directory_to_continue(log, newest=True)
     return None if directory is None else directory / CHECKPOINTS
@@ -58,7 +58,7 @@ def lacks_a_checkpoint(recipe: Any) -> bool:
 def weights_alone(recipe: Any) -> Iterator[str]:
     """A message if training would resume from a named checkpoint without the optimizer's state."""
     named = node_at(recipe, "resume.resume_from_path")
-    if named and _trains(recipe):
+    if named and trains(recipe):
         try:
             refuse_weights_only(checkpoint_at(str(named)))
         except CheckpointError as error:
@@ -99,5 +99,6 @@ def changes_that_do_not_fit(facts: Facts) -> Iterator[str]:
         yield unfit_message(checkpoint, changes)
 
 
-def _trains(recipe: Any) -> bool:
+def trains(recipe: Any) -> bool:
+    """Whether a recipe is one of training."""
     return getattr(getattr(recipe, "__fn_or_cls__", None), "__name__", "") in _TRAINING

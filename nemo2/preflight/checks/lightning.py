@@ -58,6 +58,17 @@ def trainer_problems(trainer: Any, *, accelerators: tuple[str, ...]) -> Iterator
         yield f"trainer: Lightning rejects these settings together: {together}"
 
 
+def no_time(max_time: Any) -> bool:
+    """Whether a trainer's ``max_time`` is over when it begins. False for one that Lightning rejects."""
+    from lightning.pytorch.callbacks import Timer
+
+    try:
+        left = Timer(duration=max_time)._duration
+    except Exception:  # `trainer_problems` has the reason
+        return False
+    return left is not None and left <= 0
+
+
 def callback_problems(callbacks: Any, rule: str) -> Iterator[str]:
     """The errors of callbacks of nemo2 and Lightning about their arguments. Constructors of other classes are not called:
     they may do anything.

@@ -10,6 +10,7 @@ before the student.
 
 import copy
 import logging
+import math
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -33,6 +34,7 @@ from nemo2.hugging_face.checkpoint import Checkpoint
 from nemo2.mcore.parallel.distillation import TeacherLogits, cross_entropy, distillation_loss
 from nemo2.mcore.parallel.megatron_parallel import MegatronParallel, MegatronStep
 from nemo2.models.decoding import core_of
+from nemo2.models.sampling import LEAST_TEMPERATURE
 
 _log = logging.getLogger(__name__)
 
@@ -57,7 +59,11 @@ class DistillationConfig:
 
     def __post_init__(self) -> None:
         for name, rule, holds in (
-            ("logit_kl_temperature", "above 0", self.logit_kl_temperature > 0),
+            (
+                "logit_kl_temperature",
+                f"finite and at least {LEAST_TEMPERATURE}",
+                LEAST_TEMPERATURE <= self.logit_kl_temperature < math.inf,
+            ),
             ("logit_kl_topk", "at least 1, or None", self.logit_kl_topk is None or self.logit_kl_topk >= 1),
             ("kd_loss_scale", "above 0", self.kd_loss_scale > 0),
         ):

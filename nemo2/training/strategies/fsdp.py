@@ -20,6 +20,7 @@ from nemo2.checkpoint.forms.dtensors import FlatForm
 from nemo2.checkpoint.forms.form import Part
 from nemo2.config.capture import configurable
 from nemo2.config.notices import announce_machine_settings
+from nemo2.data.sampler import DataSampler
 from nemo2.mcore.parallel.layout import Layout
 from nemo2.mcore.parallel.sharded_chunk import blocks_of, sharding_mesh
 from nemo2.training.strategies.torch_sharded import NO_SECOND_MEMORY, STEPS, TorchShardedStrategy, shared_arguments
@@ -53,7 +54,7 @@ class FSDPStrategy(TorchShardedStrategy):
         state_dict_type: str = "sharded",
         ckpt_load_optimizer: bool = True,
         ckpt_save_optimizer: bool = True,
-        data_sampler: Optional[Any] = None,
+        data_sampler: Optional[DataSampler] = None,
         sharding_strategy: Literal["FULL_SHARD", "SHARD_GRAD_OP"] = "FULL_SHARD",
         cpu_offload: Union[bool, CPUOffload] = False,
         mixed_precision: Optional[MixedPrecision] = None,

@@ -25,6 +25,7 @@ from nemo2.checkpoint.auto_resume import RestoreConfig
 from nemo2.checkpoint.forms.form import Part
 from nemo2.config.capture import configurable
 from nemo2.config.notices import announce_machine_settings
+from nemo2.data.sampler import DataSampler
 from nemo2.mcore.parallel.layout import Layout
 from nemo2.mcore.parallel.sharded_chunk import blocks_of, sharding_mesh
 from nemo2.mcore.parallel.tensor_plan import parallel_styles, plan_of
@@ -111,7 +112,7 @@ class FSDP2Strategy(TorchShardedStrategy):
         context_parallel_size: int = 1,
         sequence_parallel: bool = False,
         offload_policy: Optional[OffloadPolicy] = None,
-        data_sampler: Optional[Any] = None,
+        data_sampler: Optional[DataSampler] = None,
         checkpoint_io: Optional[CheckpointIO] = None,
         mp_policy: Optional[MixedPrecisionPolicy] = None,
         parallelize_fn: Callable[..., nn.Module] = fsdp2_strategy_parallelize,

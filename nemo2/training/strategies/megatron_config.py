@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Resolves and checks the arguments of `MegatronStrategy`."""
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any, Optional, Union
 
@@ -9,11 +10,18 @@ from megatron.core.dist_checkpointing.validation import StrictHandling
 from nemo2.base.errors import ConfigError
 from nemo2.base.names import did_you_mean
 from nemo2.config.aliases import register_gone, register_text_form
+from nemo2.config.notices import warn_without_effect
 from nemo2.config.provenance import adjust
 from nemo2.config.requested import explicit_fields
 from nemo2.config.tree import Config
 from nemo2.mcore.parallel.ddp_config import DistributedDataParallelConfig
 
+_READ_BY_FSDP = (
+    *("outer_dp_sharding_strategy", "gradient_reduce_div_fusion", "suggested_communication_unit_size"),
+    "keep_fp8_transpose_cache",
+)
+"""Settings of the gradient buffers, beside those with fsdp_ in their names. `data_parallel_sharding_strategy` is none of them,
+because recipes set it for a user who turns Megatron-FSDP on."""
 _OPTIMIZER_STATE = "ckpt_load_optimizer and ckpt_save_optimizer control whether checkpoints contain optimizer state"
 _PRECISION = (
     "dtypes belong to the precision plugin: set nl.Trainer(plugins=nl.MegatronMixedPrecision({})), and leave this "
@@ -104,6 +112,18 @@ def unify_num_instances(instances: int, ddp_config: DistributedDataParallelConfi
         return theirs
     adjust(ddp_config, name, instances, why=f"strategy.{name}")
     return instances
+
+
+def warn_about_fsdp_settings(ddp_config: DistributedDataParallelConfig) -> None:
+    """Warn about settings of the gradient buffers that only Megatron-FSDP reads, in a run without it."""
+    if ddp_config.use_megatron_fsdp:
+        return
+    idle = {
+        f"strategy.ddp_config.{one.name}": (getattr(ddp_config, one.name), one.default)
+        for one in dataclasses.fields(ddp_config)
+        if one.name.startswith(("fsdp_", "megatron_fsdp_")) or one.name in _READ_BY_FSDP
+    }
+    warn_without_effect("Only Megatron-FSDP reads it: set strategy.fsdp='megatron', or remove the setting.", **idle)
 
 
 def refuse_unsupported_arguments(arguments: Mapping[str, Any]) -> None:

@@ -101,9 +101,10 @@ def test_only_a_checkpoint_that_was_found_may_give_way_to_an_older_one(tmp_path)
         assert a_trainer.strategy.checkpoint_io.fall_back is expected
 
 
-def test_another_directory_may_be_a_run_a_folder_of_checkpoints_or_one_checkpoint(tmp_path):
+def test_another_directory_may_be_a_run_a_folder_of_checkpoints_or_one_checkpoint(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
     newest = saved(tmp_path / "run" / "2026-01-01" / "checkpoints" / "step=5", 5)
-    for place in (tmp_path / "run", newest.parent, newest.parent.parent, newest):
+    for place in (tmp_path / "run", newest.parent, newest.parent.parent, newest, "~/run"):
         found = AutoResume(resume_if_exists=True, resume_from_directory=str(place)).setup(trainer(tmp_path / "empty"))
         assert found == newest
 

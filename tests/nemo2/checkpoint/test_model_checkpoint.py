@@ -207,8 +207,9 @@ def test_the_context_is_saved_always_or_with_the_last_checkpoint_of_training(
         (None, {"val_loss": 2.534, "step": 20, "consumed_samples": 160}, "llama--val_loss=2.53-step=20-consumed_samples=160"),
         (None, {"step": 20, "consumed_samples": 160}, "llama--step=20-consumed_samples=160"),
         ("{epoch:02d}-{step}", {"epoch": 3, "step": 20}, "epoch=03-step=20"),
-        ("{model_name}-{accuracy:.1f}", {"accuracy": 0.25}, "llama-accuracy=0.2"),
-        ("{a/b}{step}", {"step": 1}, "{a_b}step=1"),
+        ("{model_name}-{accuracy:.1f}-{step}", {"accuracy": 0.25, "step": 1}, "llama-accuracy=0.2-step=1"),
+        ("{a/b}{step}", {"step": 1}, "step=1"),
+        ("{time/val:.2f}-{step}", {"time/val": 0.25, "step": 1}, "time_val=0.25-step=1"),
     ],
 )  # fmt: skip
 def test_names_carry_what_they_are_asked_to(filename, values, name):
@@ -224,11 +225,32 @@ def test_names_carry_what_they_are_asked_to(filename, values, name):
         ({"save_top_k": -2}, "log.ckpt.save_top_k=-2"),
         ({"every_n_train_steps": -1}, "log.ckpt.every_n_train_steps=-1"),
         ({"train_time_interval": timedelta(0)}, "log.ckpt.train_time_interval"),
+        *(
+            ({"filename": name}, "log.ckpt.filename=")
+            for name in ("last", "{val_loss:.2f}", "{epoch}", "{step", "{}-{step}", "{step!r}-{step}", "{step:.2q}")
+        ),
+        ({"filename": "{val_loss:d}-{step}"}, "log.ckpt.filename="),  # a metric is a float
+        ({"filename": "{epoch}", "every_n_epochs": 1, "every_n_train_steps": 5}, "log.ckpt.filename="),
     ],
 )
 def test_settings_that_cannot_work_are_refused(options, words):
     with pytest.raises(ConfigError, match=words):
         ModelCheckpoint(**options)
+
+
+@pytest.mark.parametrize(
+    ("given", "place"), [("~/kept", "home/kept"), ("", "root/checkpoints"), (None, "root/checkpoints")]
+)
+def test_checkpoints_are_saved_where_the_path_says(tmp_path, monkeypatch, given, place):
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    callback = keeping(tmp_path, dirpath=given)
+    trainer: Any = FakeTrainer()
+    trainer.default_root_dir = str(tmp_path / "root")
+    callback.setup(trainer, trainer.lightning_module, "fit")
+    callback.save(trainer.at(1))
+    callback.teardown(trainer, trainer.lightning_module, "fit")
+    assert [path.name for path, _ in finished(tmp_path / place)] == ["step=1-last"]
 
 
 def schedules(directory: str) -> dict[str, list[str]]:

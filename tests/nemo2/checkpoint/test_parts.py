@@ -70,7 +70,7 @@ def refused(directory: str) -> dict[str, str]:
         "more": told(wrapped=(*runs.DENSE, "layers.0.self_attention.linear_qkv"), resume=path, strategy=part),
         "no rest": told(wrapped=runs.DENSE, strategy=part, base=False),
     }
-    shutil.move(f"{directory}/base", f"{directory}/moved")
+    shutil.move(f"{directory}/base-step=1", f"{directory}/moved")
     found["moved"] = told(wrapped=runs.DENSE, resume=path, strategy=part)
     return found
 
@@ -111,7 +111,7 @@ def test_a_part_by_name_holds_parameters_of_single_layers_and_says_where_the_res
         f"{layer}.linear_qkv.b",
         f"{layer}.linear_qkv.weight",
     ]
-    assert found["rest"].endswith("/base")
+    assert found["rest"].endswith("/base-step=1")
 
 
 def test_what_is_missing_is_said(found):

@@ -131,9 +131,9 @@ def test_torch_is_as_it_was_afterwards():
 
 def resumed_from_malicious_files(directory: str) -> dict[str, str]:
     """A checkpoint of ours whose files somebody has replaced, manifest and all."""
-    keep = small_runs.keep(directory, filename="good")
+    keep = small_runs.keep(directory, filename="good-{step}")
     small_runs.fit(small_runs.build_llama(), max_steps=1, callbacks=[keep])
-    checkpoint, answers = Path(directory) / "good", {}
+    checkpoint, answers = Path(directory) / "good-step=1", {}
     (checkpoint / "manifest.json").unlink()
     small_runs.fit(small_runs.build_llama(), max_steps=2, ckpt_path=str(checkpoint))  # without a manifest it does load
     for name in (".metadata", "common.pt"):
@@ -158,7 +158,7 @@ def test_resuming_from_a_malicious_checkpoint_is_refused_and_runs_nothing(run_on
     answers = run_on_ranks(resumed_from_malicious_files, 1, str(tmp_path))[0]
     assert answers.keys() == {".metadata", "common.pt"}
     for answer in answers.values():
-        assert answer.startswith(str(tmp_path / "good"))  # the checkpoint, whichever reader meets the file first
+        assert answer.startswith(str(tmp_path / "good-step=1"))  # the checkpoint, whichever reader meets the file first
         assert "could run code" in answer and "ran none of it" in answer
     assert not marker.exists()
 

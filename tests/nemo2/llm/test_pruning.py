@@ -176,6 +176,7 @@ def test_every_layout_keeps_the_same_parts(run_on_ranks, models):
         ({"target_num_layers": 1, "drop_layers": [1]}, {}, "set the same thing"),
         ({"drop_layers": [3]}, {}, "must be from 1 to 2"),
         ({"drop_layers": [2, 1]}, {}, "a layer must remain"),
+        ({"drop_layers": [1, 1]}, {}, "name each layer once"),
         ({"target_num_attention_heads": 3}, {}, "target_num_attention_heads=3 leaves 2 query groups"),
         ({"target_mamba_num_heads": 1}, {}, "no Mamba layers"),
         (

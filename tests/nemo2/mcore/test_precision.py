@@ -158,6 +158,7 @@ def test_settings_that_contradict_each_other_are_refused_with_both_lines(
     [
         ({"fp8_recipe": "mxfp8"}, ["fp8_recipe='mxfp8' .*: trainer.plugins.fp8 is off"]),
         ({"fp8_recipe": "delayed"}, []),
+        ({"fp16_hysteresis": 1, "fp16_min_loss_scale": 1.0}, ["fp16_hysteresis=1 .*: fp16 .* is off"]),
         ({"fp8": "hybrid", "fp8_recipe": "mxfp8"}, []),
         ({"fp8_amax_history_len": 1024, "fp8_margin": 0}, ["fp8_amax_history_len=1024 .*: trainer.plugins.fp8 is off"]),
         (

@@ -114,6 +114,7 @@ def test_tokens_are_drawn_from_the_narrowed_distribution(settings: dict[str, Any
         ("abc", {}, "prompts must be a list"),
         (["abcd"], {"max_sequence_length": 4}, "a prompt and its continuation may have 4 tokens together"),
         (["a"], {"temperature": -1.0}, "temperature=-1.0: must be 0"),
+        (["a"], {"temperature": 1e-300}, "temperature=1e-300: must be 0"),  # which is 0 in 32 bits
         (["a"], {"top_p": 0.0}, "top_p=0.0: must be above 0"),
         (["a"], {"min_p": 1.0}, "min_p=1.0: must be from 0"),
         (["a"], {"max_new_tokens": 0}, "max_new_tokens=0: must be a whole number"),

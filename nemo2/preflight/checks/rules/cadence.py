@@ -3,8 +3,10 @@
 
 from collections.abc import Iterator
 
+from nemo2.config.walk import class_of
 from nemo2.preflight.checks import domains
 from nemo2.preflight.checks.domains import out_of_range
+from nemo2.preflight.checks.earlier import trains
 from nemo2.preflight.checks.facts import Facts
 from nemo2.preflight.checks.rule import Topic
 
@@ -19,6 +21,48 @@ def _steps(facts: Facts) -> Iterator[str]:
     Otherwise: Lightning raises an error on every rank, or the run ends before its first step.
     """
     yield from out_of_range(facts.trainer, "trainer", domains.TRAINER, others=False)
+
+
+@CADENCE.rule("training-has-steps")
+def _some_steps(facts: Facts) -> Iterator[str]:
+    """In a run that trains, `max_epochs`, `limit_train_batches` and `max_time` must leave time for a step.
+
+    Otherwise: The run ends before its first step, as if it had succeeded.
+    """
+    from nemo2.preflight.checks.lightning import no_time
+
+    trainer = facts.trainer
+    if not trains(facts.recipe):
+        return
+    for name in ("max_epochs", "limit_train_batches"):
+        if (value := getattr(trainer, name, None)) is not None and value == 0:
+            yield f"trainer.{name}={value!r}: with 0, nothing is trained. Set it to 1 or more, or to None for no limit."
+    if no_time(value := getattr(trainer, "max_time", None)):
+        yield f"trainer.max_time={value}: leaves no time for a step. Set a longer time, or None for no limit."
+
+
+@CADENCE.rule("early-stopping-has-a-validation")
+def _early_stopping(facts: Facts) -> Iterator[str]:
+    """EarlyStopping looks at its metric after validations, so a run with it must validate, or it must have
+    `check_on_train_epoch_end=True` and a metric of training.
+
+    Otherwise: The run never stops early, or ends in an error after its first epoch.
+    """
+    from lightning.pytorch.callbacks import EarlyStopping
+
+    if getattr(facts.trainer, "limit_val_batches", None) != 0 or not trains(facts.recipe):
+        return
+    callbacks = facts.at("trainer.callbacks")
+    for number, callback in enumerate(callbacks if isinstance(callbacks, list | tuple) else [callbacks]):
+        cls, monitor = class_of(callback), str(getattr(callback, "monitor", ""))
+        if not (isinstance(cls, type) and issubclass(cls, EarlyStopping)):
+            continue
+        at_epochs = getattr(callback, "check_on_train_epoch_end", getattr(callback, "_check_on_train_epoch_end", None))
+        if not at_epochs or monitor.startswith("val"):
+            yield (
+                f"trainer.callbacks[{number}].monitor={monitor!r}: trainer.limit_val_batches=0, so the run never validates and "
+                "never stops early. Set trainer.limit_val_batches to a number of batches, or remove the callback."
+            )
 
 
 @CADENCE.rule("validation-interval-is-a-count")

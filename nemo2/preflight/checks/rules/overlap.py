@@ -105,9 +105,9 @@ def _every_projection_has_a_userbuffer() -> None:
 
 @OVERLAP.rule("buckets-have-elements")
 def _buckets(facts: Facts) -> Iterator[str]:
-    """`bucket_size` must be at least 1, or None.
+    """`bucket_size` must be at least 1, or None, and the sharding strategies must be Megatron-FSDP's.
 
-    Otherwise: Megatron-Core would not put any parameter into a bucket.
+    Otherwise: Megatron-Core would not put any parameter into a bucket, or would shard nothing.
     """
     yield from out_of_range(facts.ddp, "strategy.ddp_config", domains.BUFFERS, others=False)
 

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rules about settings that contradict each other, that a class rejects, or that Megatron-Core has removed."""
 
+import re
 from collections.abc import Iterator, Mapping
+from pathlib import PurePath
 from typing import Any
 
 from nemo2.base.names import did_you_mean
@@ -19,6 +21,7 @@ from nemo2.training.run_dir.environment import holds_secret, is_secret_field
 SETTINGS = Topic("Settings", needs_sizes=False)
 AGREEMENT = Topic("Settings that must agree")
 LAST = Topic("Megatron-Core's own checks")
+_VARIABLE = re.compile(r"(?:^|/)(\$(?:\w+|\{\w+\}))(?:/|$)")
 
 
 @SETTINGS.rule("secrets-stay-in-the-environment")
@@ -29,26 +32,44 @@ def _secrets(facts: Facts) -> Iterator[str]:
     Otherwise: The secret is written to the launcher's folder, to the run's recipe.json and to the context of every
     checkpoint.
     """
-    for path, node in iterate_nodes(facts.recipe):
-        yield from _secrets_in(node.__arguments__, path)
-
-
-def _secrets_in(values: Any, path: str) -> Iterator[str]:
-    """The secrets of a mapping or list and its contents. Configs in it are searched separately."""
-    if isinstance(values, list | tuple):
-        for number, value in enumerate(values):
-            yield from _secrets_in(value, f"{path}[{number}]")
-    if not isinstance(values, Mapping):
-        return
-    for name, value in values.items():
-        place = f"{path}.{name}" if path else str(name)
-        if isinstance(value, str) and value and (is_secret_field(str(name)) or holds_secret(value)):
+    for place, name, value in _texts_of(facts):
+        if is_secret_field(name) or holds_secret(value):
             yield (
                 f"{place} holds a secret, and nemo2 saves the recipe in several files. Remove it from the recipe, and "
                 "set the library's environment variable instead (HF_TOKEN, WANDB_API_KEY, COMET_API_KEY)."
             )
-        else:
-            yield from _secrets_in(value, place)
+
+
+@SETTINGS.rule("paths-are-written-out")
+def _variables(facts: Facts) -> Iterator[str]:
+    """A path must not contain an environment variable. `~` is the home directory.
+
+    Otherwise: The run reads and writes in a folder whose name is `$HOME`, or another variable's.
+    """
+    for place, _, value in _texts_of(facts):
+        if variable := _VARIABLE.search(value):
+            yield (
+                f"{place}={value!r}: {variable.group(1)} is taken as the name of a folder, because recipes don't read "
+                'variables. Write the path out. On a command line, the shell does it within "double quotes".'
+            )
+
+
+def _texts_of(facts: Facts) -> Iterator[tuple[str, str, str]]:
+    """The path, name and value of each text of a recipe that isn't empty."""
+    for path, node in iterate_nodes(facts.recipe):
+        yield from _texts_in(node.__arguments__, path, "")
+
+
+def _texts_in(value: Any, path: str, name: str) -> Iterator[tuple[str, str, str]]:
+    """The texts of a mapping or list and its contents. Configs in it are searched separately."""
+    if isinstance(value, str | PurePath) and str(value):
+        yield path, name, str(value)
+    elif isinstance(value, list | tuple):
+        for number, item in enumerate(value):
+            yield from _texts_in(item, f"{path}[{number}]", "")
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _texts_in(item, f"{path}.{key}" if path else str(key), str(key))
 
 
 @SETTINGS.rule("strategy-has-what-it-is-asked")

@@ -2,6 +2,7 @@
 """Rules of parallel sizes: they are numbers, and their products divide the number of GPUs."""
 
 from collections.abc import Iterator
+from typing import Any
 
 from nemo2.mcore.parallel.layout import Layout
 from nemo2.mcore.settle.world import devices_problem, nodes_problem
@@ -78,7 +79,7 @@ def _optimizer_instances(facts: Facts) -> Iterator[str]:
 
     Otherwise: Megatron-Core raises an error when it creates the process groups.
     """
-    instances, replicas = facts.of_strategy("num_distributed_optimizer_instances"), facts.data_parallel_size
+    instances, replicas = _instances(facts), facts.data_parallel_size
     if not isinstance(instances, int) or replicas is None:
         return
     shards = replicas * facts.layout.cp
@@ -96,7 +97,7 @@ def _instances_of_what(facts: Facts) -> Iterator[str]:
 
     Otherwise: Megatron-Core raises an AssertionError when it wraps the model.
     """
-    instances = facts.of_strategy("num_distributed_optimizer_instances")
+    instances = _instances(facts)
     if isinstance(instances, int) and instances > 1 and not facts.distributed_optimizer:
         yield (
             f"strategy.num_distributed_optimizer_instances={instances} requires the distributed optimizer, which is "
@@ -123,3 +124,8 @@ def _sharded(facts: Facts) -> Iterator[str]:
 
 def _where(facts: Facts) -> str:
     return f"trainer.num_nodes={facts.nodes}, trainer.devices={facts.devices}"
+
+
+def _instances(facts: Facts) -> Any:
+    """The optimizer instances, which the strategy or its gradient buffers set. None: the strategy can't be built."""
+    return getattr(facts.ddp, "num_distributed_optimizer_instances", None)

@@ -43,6 +43,15 @@ def test_settings_that_cannot_work_say_what_to_do(make, words):
     assert words in str(error.value)
 
 
+def test_settings_of_megatron_fsdp_without_it_are_said_to_have_no_effect(caplog):
+    def said(**strategy: Any) -> bool:
+        caplog.clear()
+        nl.MegatronStrategy(ddp=DistributedDataParallelConfig(fsdp_double_buffer=True), **strategy)
+        return "fsdp_double_buffer=True has no effect" in caplog.text
+
+    assert said() and not said(fsdp="megatron")
+
+
 def test_whole_gradients_are_not_overlapped_where_that_counts_them_twice(monkeypatch):
     assert "counts a rank's own gradients twice" in (not_overlapped("optim", "0.16.1") or "")
     assert not_overlapped("optim", "0.17.1") is not_overlapped("optim_grads", "0.16.1") is None
