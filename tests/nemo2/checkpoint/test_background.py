@@ -334,7 +334,6 @@ def with_a_stopped_writer(directory: str) -> tuple[list[str], str]:
     """Three steps that are saved in the background, while rank 1's first writer is stopped and its second killed."""
     import torch
 
-    background.SILENCE_SECONDS = 2.0
     disturbances = [signal.SIGSTOP, signal.SIGKILL] if torch.distributed.get_rank() == 1 else []
     original = background._Process
 
@@ -342,6 +341,7 @@ def with_a_stopped_writer(directory: str) -> tuple[list[str], str]:
         def __init__(self, files: Any, record: str) -> None:
             super().__init__(files, record)
             if disturbances:
+                self._heard -= background.SILENCE_SECONDS  # a stopped one says nothing more
                 os.kill(self._process.pid, disturbances.pop(0))
 
     background._Process = Disturbed
