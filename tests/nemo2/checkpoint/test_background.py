@@ -214,19 +214,21 @@ def test_the_third_save_waits_for_the_first():
 def test_a_parent_that_dies_takes_its_writer_along_even_a_stopped_one(tmp_path, warm_interpreter):
     script = tmp_path / "parent.py"
     script.write_text(f"""
-import os, signal, sys, time
+import os, signal, time
 from nemo2.checkpoint import background
 image = background.Image()
 os.write(image.descriptor, bytes(1000))
 process = background._Process([(image, {str(tmp_path / "0.distcp")!r})], "")
-time.sleep(1.0 if sys.argv[1] == "stopped" else 0.0)
+while process._heard == process._started:  # until its interpreter runs, nothing ends it with its parent
+    process.look()
+    time.sleep(0.02)
 os.kill(process._process.pid, signal.SIGSTOP)
 print(process._process.pid, flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
 """)
     # A writer that waits to write: it can't be done before it is stopped.
     os.mkfifo(tmp_path / "0.distcp")
-    ran = subprocess.run([warm_interpreter, script, "stopped"], capture_output=True, text=True, check=False)
+    ran = subprocess.run([warm_interpreter, script], capture_output=True, text=True, check=False)
     child = int(ran.stdout)
     deadline = time.monotonic() + 10
     while Path(f"/proc/{child}").exists() and _state(child) not in "ZX":
