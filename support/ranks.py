@@ -111,7 +111,6 @@ class _Ranks:
     def __init__(self, timeout: float, directory: Path, *, quiet: bool):
         self.context = multiprocessing.get_context("forkserver")
         self.timeout = timeout
-        self.deadline = time.monotonic() + timeout
         self.directory = directory
         self.quiet = quiet
         self.processes: list[Any] = []
@@ -133,11 +132,13 @@ class _Ranks:
         self.connections.append(receiver)
 
     def results(self) -> list[Any]:
+        # Not from the first start: that waits until the server has imported everything, a minute on a busy machine.
+        deadline = time.monotonic() + self.timeout
         answers: dict[int, tuple[Any, ...]] = {}
         while len(answers) < len(self.processes):
             waiting = {c: rank for rank, c in enumerate(self.connections) if rank not in answers}
             # The thread that dumps stacks goes off at the timeout itself; leave it a moment.
-            ready = multiprocessing.connection.wait(list(waiting), self.deadline + 1.0 - time.monotonic())
+            ready = multiprocessing.connection.wait(list(waiting), deadline + 1.0 - time.monotonic())
             if not ready:
                 raise RankFailed(
                     f"no answer within {self.timeout} s from rank(s) {sorted(waiting.values())}" + self._dumps()
@@ -155,7 +156,6 @@ class _Ranks:
                     )
             if any(answer[1] == "error" for answer in answers.values()):
                 # The other ranks usually fail as a consequence, so the earliest error is shown.
-                self.deadline = min(self.deadline, time.monotonic())
                 self._collect_what_has_arrived(answers)
                 rank, answer = min(((r, a) for r, a in answers.items() if a[1] == "error"), key=lambda item: item[1][0])
                 raise RankFailed(f"rank {rank} of {len(self.processes)} failed: {answer[2]}\n{answer[3]}")

@@ -106,6 +106,15 @@ def test_a_hanging_rank_is_ended_with_its_children_and_shows_where_it_hangs(run_
     assert not _alive(pid)
 
 
+def test_the_time_in_which_the_server_imports_is_none_of_the_ranks(run_on_ranks, monkeypatch):
+    begun, start = time.monotonic(), ranks._Ranks.start
+    hours: list[int] = []
+    clock = SimpleNamespace(monotonic=lambda: begun + 3600 * len(hours), time=time.time)
+    monkeypatch.setattr(ranks, "time", clock)
+    monkeypatch.setattr(ranks._Ranks, "start", lambda *arguments: (hours.append(1), start(*arguments)))
+    assert run_on_ranks(environment, 1, init_process_group=False, env={"MARK": "m"}) == [("m0127.0.0.1", False)]
+
+
 def test_without_a_process_group_ranks_get_the_environment_of_torchrun(run_on_ranks):
     answers = run_on_ranks(environment, 2, init_process_group=False, env={"MARK": "m"})
     assert answers == [("m0127.0.0.1", False), ("m1127.0.0.1", False)]

@@ -191,9 +191,12 @@ def test_the_stubs_of_the_recipes_are_current():
         assert file.read_text() == text, "run `make fmt`"
 
 
-def test_an_unknown_name_is_answered_with_the_nearest():
+def test_an_unknown_name_is_answered_with_the_nearest_once_somebody_reads_the_error(monkeypatch):
     import nemo2
 
+    with monkeypatch.context() as without:
+        without.setattr("nemo2.base.names.nearest", None)
+        assert not hasattr(nemo2, "MegatronStrategie")
     with pytest.raises(AttributeError, match="nemo2 has no name 'MegatronStrategie'; did you mean 'MegatronStrategy'"):
         nemo2.MegatronStrategie  # noqa: B018  # pyright: ignore[reportAttributeAccessIssue]
 

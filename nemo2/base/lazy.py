@@ -13,6 +13,18 @@ from pathlib import Path
 from typing import Any
 
 
+class UnknownAttribute(AttributeError):
+    """A package has no such name. The nearest ones are found when the error is printed: most are caught by ``hasattr``."""
+
+    known: Iterable[str] = ()
+
+    def __str__(self) -> str:
+        from nemo2.base.names import did_you_mean
+
+        package, name = self.args
+        return f"{package} has no name {name!r}{did_you_mean(name, self.known)}"
+
+
 def front_door(
     package: str, file: str, modules: Iterable[str] = (), nemo: str = ""
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
@@ -37,9 +49,9 @@ def front_door(
             if module is not None:
                 return module
         if home is None:
-            from nemo2.base.names import did_you_mean
-
-            raise AttributeError(f"{package} has no name {name!r}{did_you_mean(name, homes)}")
+            error = UnknownAttribute(package, name)
+            error.known = homes
+            raise error
         value = import_module(f"{package}.{name}") if home == package else _from(home, name)
         setattr(sys.modules[package], name, value)
         return value

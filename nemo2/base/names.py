@@ -48,7 +48,9 @@ def nearest(name: str, known: Iterable[str], *, limit: int = 3) -> list[str]:
     scored = []
     for candidate in known:
         other = candidate.lower().replace("-", "_")
-        score = difflib.SequenceMatcher(None, folded, other).ratio()
+        matcher = difflib.SequenceMatcher(None, folded, other)
+        # Most names are far apart, and an upper bound that costs a third says so.
+        score = matcher.ratio() if matcher.quick_ratio() >= 0.6 else 0.0
         if min(len(folded), len(other)) >= 2 and (parts <= set(other.split("_")) or set(other.split("_")) <= parts):
             score = max(score, 0.75)
         elif min(len(folded), len(other)) >= 4 and (folded in other or other in folded):

@@ -282,8 +282,13 @@ def test_a_run_without_version_is_resumed_where_it_is(tmp_path):
     assert chosen.log_dir == tmp_path / "n" and chosen.version is None and chosen.resumed
 
 
+def _in_another_second(rank):
+    """Another second is another name, if each rank goes by its own clock."""
+    time.strftime = lambda form: f"{rank}-seconds-later"
+
+
 def _directory_on_this_rank(base, resume):
-    time.sleep(1.2 * int(os.environ["RANK"]))  # another second, another name, if each rank went by its own clock
+    _in_another_second(os.environ["RANK"])
     return str(choose(Path(base), resume_if_exists=resume).log_dir)
 
 
@@ -308,7 +313,7 @@ def _directory_of_a_task_of_srun(base):
         "SLURM_NODEID": "0",
     }
     os.environ |= {"SLURM_JOB_ID": "7", "SLURM_JOB_NAME": "train", "SLURM_NODELIST": os.environ.pop("MASTER_ADDR")}
-    time.sleep(1.2 * int(rank))
+    _in_another_second(rank)
     strategy = types.SimpleNamespace(cluster_environment=SLURMEnvironment(auto_requeue=False))
     meeting = meeting_of(types.SimpleNamespace(strategy=strategy, num_nodes=1))
     return str(choose(Path(base), meeting=meeting).log_dir)
