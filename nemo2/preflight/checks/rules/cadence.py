@@ -43,22 +43,24 @@ def _some_steps(facts: Facts) -> Iterator[str]:
 
 @CADENCE.rule("early-stopping-has-a-validation")
 def _early_stopping(facts: Facts) -> Iterator[str]:
-    """EarlyStopping looks at its metric after validations, so a run with it must validate, or it must have
-    `check_on_train_epoch_end=True` and a metric of training.
+    """EarlyStopping looks at its metric after validations, so a run with it must validate, or look at a metric of training at
+    the end of an epoch (`check_on_train_epoch_end`).
 
     Otherwise: The run never stops early, or ends in an error after its first epoch.
     """
     from lightning.pytorch.callbacks import EarlyStopping
 
-    if getattr(facts.trainer, "limit_val_batches", None) != 0 or not trains(facts.recipe):
+    trainer, callbacks = facts.trainer, facts.at("trainer.callbacks")
+    if getattr(trainer, "limit_val_batches", None) != 0 or not trains(facts.recipe):
         return
-    callbacks = facts.at("trainer.callbacks")
+    # Lightning's choice where the callback makes none.
+    by_epoch = [getattr(trainer, name, None) in (None, 1) for name in ("val_check_interval", "check_val_every_n_epoch")]
     for number, callback in enumerate(callbacks if isinstance(callbacks, list | tuple) else [callbacks]):
         cls, monitor = class_of(callback), str(getattr(callback, "monitor", ""))
         if not (isinstance(cls, type) and issubclass(cls, EarlyStopping)):
             continue
-        at_epochs = getattr(callback, "check_on_train_epoch_end", getattr(callback, "_check_on_train_epoch_end", None))
-        if not at_epochs or monitor.startswith("val"):
+        chosen = getattr(callback, "check_on_train_epoch_end", getattr(callback, "_check_on_train_epoch_end", None))
+        if not (all(by_epoch) if chosen is None else chosen) or monitor.startswith("val"):
             yield (
                 f"trainer.callbacks[{number}].monitor={monitor!r}: trainer.limit_val_batches=0, so the run never validates and "
                 "never stops early. Set trainer.limit_val_batches to a number of batches, or remove the callback."
