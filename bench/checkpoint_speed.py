@@ -22,6 +22,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from nemo2.checkpoint.loading import Loading
 from support import ranks, small_runs
 
 MODEL: dict[str, Any] = {
@@ -87,8 +88,7 @@ def measure(folder: str, repeats: int) -> dict[str, Any]:
         timed("torch.load, load_state_dict", lambda plain=plain: _torch_load(trainer, plain))
         for verify in (True, False):
             _forget(place)
-            io.verify = verify
-            io._verified.clear()
+            io.loading = Loading(verify=verify, parallel=io.parallel_load)
             name = "load, hashes compared" if verify else "load"
             timed(
                 name, lambda target=target: strategy.load_model_state_dict(strategy.form.read(target, optimizer=True))

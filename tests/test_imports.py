@@ -51,3 +51,26 @@ def test_one_module_exchanges_objects_between_ranks_and_one_looks_at_frames(name
         and (node.attr if isinstance(node, ast.Attribute) else node.name) in names
     }
     assert users == {module}
+
+
+def test_a_rank_imports_neither_what_loads_nor_what_only_a_launch_needs():
+    """By the imports that stand at the first level of a module. A rank of a first run imports those that it starts with."""
+    files, left = modules(), ["nemo2.llm.api", "nemo2.training.strategy", "nemo2.data.demo", "nemo2.models.llama"]
+    reached: set[str] = set()
+    while left:
+        if (name := left.pop()) in reached or name not in files:
+            continue
+        reached.add(name)
+        left.append(name.rpartition(".")[0])
+        for node in ast.parse(files[name].read_text()).body:
+            if isinstance(node, ast.ImportFrom):
+                left += [str(node.module), *(f"{node.module}.{one.name}" for one in node.names)]
+    loading = {f"nemo2.checkpoint.{name}" for name in ("loading", "reading", "untrusted")}
+    launching = {f"nemo2.preflight.checks.{name}" for name in ("find", "megatron", "nearest", "earlier")}
+    others = {
+        "nemo2.base.columns",
+        "nemo2.base.gpus",
+        "nemo2.training.run_dir.hang_diagnosis",
+        "nemo2.data.input_changes",
+    }
+    assert len(reached) > 100 and not reached & (loading | launching | others)

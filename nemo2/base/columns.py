@@ -2,12 +2,11 @@
 """Tables of text: rows of cells as aligned lines, which ``rich`` lays out, as wide as the terminal that shows them."""
 
 import io
-import os
 import shutil
 import sys
 import textwrap
 from collections.abc import Iterable, Sequence
-from typing import IO, Any, Optional
+from typing import Any, Optional
 
 from nemo2.base.names import visible
 
@@ -104,27 +103,3 @@ def prose_width() -> int:
     Rows of tables, commands and errors are whole in a file or a pipe, so that programs find them by line.
     """
     return min(shutil.get_terminal_size((120, 24)).columns, 120)
-
-
-def is_terminal(stream: IO[str]) -> bool:
-    """Whether a moving bar can be drawn on ``stream``."""
-    return bool(getattr(stream, "isatty", lambda: False)()) and os.environ.get("TERM", "dumb") != "dumb"
-
-
-def short_count(value: Optional[float]) -> str:
-    """``8030000000`` as ``8.03B``, for people rather than for parsing; a dash for None."""
-    if value is None:
-        return "-"
-    for limit, suffix in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
-        if value >= limit:
-            return f"{value / limit:.3g}{suffix}"
-    return f"{value:.3g}"
-
-
-def byte_size(count: float) -> str:
-    """``1288490189`` bytes as ``1.2 GiB``."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if count < 1024:
-            return f"{count:.1f} {unit}" if unit != "B" else f"{count:.0f} B"
-        count /= 1024
-    return f"{count:.1f} TiB"

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whole numbers: checks of settings that count something, and counts in sentences."""
+"""Whole numbers: checks of settings that count something, and counts for people."""
 
 from collections.abc import Sequence
-from typing import TypeGuard
+from typing import Optional, TypeGuard
 
 from nemo2.base.errors import ConfigError
 
@@ -40,3 +40,22 @@ def require_counts(owner: str, *, least: int = 1, others: Sequence[str | None] =
 def counted(number: int, noun: str, plural: str = "") -> str:
     """A count in a sentence: ``1 sample``, ``2,000 samples``. ``plural``: by default the noun with an s."""
     return f"{number:,} {noun if number == 1 else plural or f'{noun}s'}"
+
+
+def short_count(value: Optional[float]) -> str:
+    """``8030000000`` as ``8.03B``, for people rather than for parsing; a dash for None."""
+    if value is None:
+        return "-"
+    for limit, suffix in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if value >= limit:
+            return f"{value / limit:.3g}{suffix}"
+    return f"{value:.3g}"
+
+
+def byte_size(count: float) -> str:
+    """``1288490189`` bytes as ``1.2 GiB``."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024:
+            return f"{count:.1f} {unit}" if unit != "B" else f"{count:.0f} B"
+        count /= 1024
+    return f"{count:.1f} TiB"

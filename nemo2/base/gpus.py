@@ -21,7 +21,6 @@ not modelled."""
 Answer = Literal["fits", "tight", "does not fit"]
 DEFAULT = "H100"
 """The GPU that recipes are laid out for."""
-GPUS_PER_NODE = 8
 
 GENERATIONS = ("volta", "ampere", "hopper", "blackwell")
 _WATTS_PER_TERAFLOP = {"volta": 300 / 125, "ampere": 400 / 312, "hopper": 700 / 989, "blackwell": 1000 / 2250}

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rank of this process among those that were started together, and the cores that it may use. No other module reads a
-launcher's variables.
+"""The rank of this process among those that were started together, the cores that it may use, and whether it writes to
+a terminal. No other module reads a launcher's variables.
 
 | launcher | detected by | rank, world, rank on the node |
 |---|---|---|
@@ -19,7 +19,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Optional
+from typing import IO, Literal, Optional
 
 CPU_LIMIT = Path("/sys/fs/cgroup/cpu.max")
 """The CPU time that a container gets: ``150000 100000`` for 1.5 cores, ``max 100000`` for all."""
@@ -134,6 +134,11 @@ def _first_host(nodes: Optional[str]) -> Optional[str]:
 
 def _port_of_job(job: Optional[str]) -> int:
     return _SRUN_PORTS + int(job[-4:]) if job and job.isdecimal() else 12910
+
+
+def is_terminal(stream: IO[str]) -> bool:
+    """Whether a moving bar can be drawn on ``stream``."""
+    return bool(getattr(stream, "isatty", lambda: False)()) and os.environ.get("TERM", "dumb") != "dumb"
 
 
 def usable_cores() -> float:

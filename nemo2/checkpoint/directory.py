@@ -93,6 +93,12 @@ def versions() -> dict[str, str]:
     return {name: version_of(name) or "" for name in ("nemo2", "megatron-core", "torch", "lightning")}
 
 
+def weights_dir(checkpoint: Path) -> Path:
+    """The folder with Megatron-Core's files: ``weights`` inside the checkpoint, or the directory itself."""
+    inside = checkpoint / WEIGHTS_PATH
+    return inside if inside.is_dir() else checkpoint
+
+
 def ckpt_to_dir(filepath: os.PathLike | str) -> Path:
     """The directory of the checkpoint that Lightning would name ``<filepath>.ckpt``."""
     path = Path(filepath)

@@ -115,7 +115,7 @@ def refuse_missing_shards(weights: Path, recorded: Collection[str] = ()) -> None
     Raises:
         CheckpointError: shards are missing or empty.
     """
-    from nemo2.checkpoint.untrusted import read_metadata
+    from nemo2.checkpoint.metadata import read_metadata
 
     shards = {str(stored.relative_path) for stored in (read_metadata(weights).storage_data or {}).values()}
     lost = {name for name in shards if not (weights / name).is_file() or not (weights / name).stat().st_size}

@@ -33,7 +33,7 @@ from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPla
 from torch.distributed.checkpoint.utils import _ReaderView
 from torch.futures import Future
 
-from nemo2.checkpoint.untrusted import read_metadata
+from nemo2.checkpoint.metadata import read_metadata
 from nemo2.checkpoint.writer_process import persistently
 
 _THREADS = 4

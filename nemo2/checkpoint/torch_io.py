@@ -11,10 +11,11 @@ from megatron.core.dist_checkpointing.core import CheckpointingConfig, save_conf
 
 from nemo2.base import ranks
 from nemo2.base.errors import CheckpointError, ConfigError
-from nemo2.checkpoint.directory import sha256
-from nemo2.checkpoint.io import MegatronCheckpointIO, reason_of, weights_dir
+from nemo2.checkpoint.directory import sha256, weights_dir
+from nemo2.checkpoint.failures import reason_of
+from nemo2.checkpoint.io import MegatronCheckpointIO
+from nemo2.checkpoint.metadata import COMMON
 from nemo2.checkpoint.pieces import Piece, load_pieces, save_pieces
-from nemo2.checkpoint.untrusted import COMMON
 from nemo2.config.capture import configurable
 
 
@@ -42,10 +43,10 @@ class TorchCheckpointIO(MegatronCheckpointIO):
             SecurityError: reading the checkpoint would run code.
         """
         checkpoint = Path(path)
-        self.check(checkpoint)
-        with self._with_our_errors(checkpoint) as agree:
+        self.loading.check(checkpoint)
+        with self.loading.our_errors(checkpoint) as agree:
             load_pieces(pieces, weights_dir(checkpoint), agree)
-            self._compare(checkpoint)
+            self.loading.compare(checkpoint)
 
 
 def torch_checkpoint_io(requested: Optional[CheckpointIO], *, strategy: str) -> TorchCheckpointIO:

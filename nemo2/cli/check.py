@@ -7,9 +7,10 @@ from typing import Annotated, Any, Optional
 
 import typer
 
-from nemo2.base.columns import columns, folded, is_terminal
+from nemo2.base.columns import columns, folded
 from nemo2.base.counts import counted
 from nemo2.base.errors import ConfigError
+from nemo2.base.place import is_terminal
 from nemo2.cli.adapter import Result
 from nemo2.cli.commands import not_with
 from nemo2.cli.flags import UNCHANGED, RecipeOptions, machine_of, recipe_on
@@ -77,8 +78,9 @@ def _same_recipe(name: str, overrides: list[str], *, options: RecipeOptions) -> 
 def judgement(recipe: Any, *, name: str, machine: Machine, chosen: bool = True) -> dict[str, Any]:
     """The rules' verdict on a recipe on a machine, as plain data. ``chosen``: the user named these devices."""
     from nemo2.data.mock import is_mock
-    from nemo2.preflight.checks import RULES, find
+    from nemo2.preflight.checks import RULES
     from nemo2.preflight.checks.facts import read_facts
+    from nemo2.preflight.checks.find import find
     from nemo2.preflight.checks.nearest import nearest_layouts
     from nemo2.preflight.checks.table import is_of_the_layout
     from nemo2.preflight.planner.size import size_of

@@ -4,7 +4,7 @@
 import sys
 from typing import Any
 
-from nemo2.base.columns import is_terminal
+from nemo2.base.place import is_terminal
 from nemo2.cli.adapter import Result
 from nemo2.cli.new_recipe import docstring
 from nemo2.cli.sources import configured

@@ -5,7 +5,7 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
-from nemo2.base.columns import is_terminal
+from nemo2.base.place import is_terminal
 from nemo2.cli.adapter import Result
 from nemo2.preflight.doctor.finding import Finding, checked, report
 

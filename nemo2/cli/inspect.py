@@ -5,7 +5,8 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from nemo2.base.columns import byte_size, columns
+from nemo2.base.columns import columns
+from nemo2.base.counts import byte_size
 from nemo2.base.errors import CheckpointError
 from nemo2.base.names import visible
 from nemo2.cli.adapter import Result

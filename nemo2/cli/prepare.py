@@ -8,10 +8,10 @@ from typing import Annotated, Literal, Optional
 
 import typer
 
-from nemo2.base.columns import is_terminal
 from nemo2.base.counts import counted
 from nemo2.base.errors import ConfigError
 from nemo2.base.files import refuse_existing
+from nemo2.base.place import is_terminal
 from nemo2.cli.adapter import Result
 from nemo2.cli.commands import as_json
 from nemo2.cli.flags import Prefix

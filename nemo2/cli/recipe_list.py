@@ -8,7 +8,8 @@ from typing import Annotated, Any, Optional
 
 import typer
 
-from nemo2.base.columns import columns, short_count
+from nemo2.base.columns import columns
+from nemo2.base.counts import short_count
 from nemo2.base.errors import ConfigError
 from nemo2.base.gpus import DEFAULT, GIB, HEADROOM, NAMES, answer_of, gpu, parse_gpus
 from nemo2.base.names import did_you_mean

@@ -6,7 +6,7 @@ import logging
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, ClassVar, Literal, Optional
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Optional
 
 import torch
 from lightning.pytorch import LightningDataModule
@@ -18,9 +18,12 @@ from nemo2.base.counts import is_count
 from nemo2.base.errors import ConfigError, DataError, Nemo2Error, RuntimeFault
 from nemo2.data.batch_size import check_positive
 from nemo2.data.blend import SPLITS
-from nemo2.data.inputs import Comparison, Input, compare_all, with_hashes
+from nemo2.data.inputs import Input, with_hashes
 from nemo2.data.sampler import MegatronDataSampler, WrappedDataLoader
 from nemo2.data.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from nemo2.data.input_changes import Comparison
 
 _log = logging.getLogger(__name__)
 _NEEDED = {"fit": ("train", "validation"), "validate": ("validation",), "test": ("test",)}
@@ -153,8 +156,10 @@ class MegatronDataModule(LightningDataModule):
                 _log.warning("%s was written to during this run, which may have read old and new contents.", item.path)
         return self._inputs
 
-    def compare_inputs(self, records: Mapping[str, Any]) -> list[Comparison]:
+    def compare_inputs(self, records: Mapping[str, Any]) -> "list[Comparison]":
         """Compare the inputs with the records of a checkpoint, by path. May read whole files. Called on rank 0."""
+        from nemo2.data.input_changes import compare_all
+
         compared = compare_all(records, self.opened_inputs())
         self._inputs = with_hashes(one.now for one in compared)
         return compared

@@ -22,8 +22,7 @@ from torch import Tensor
 
 from nemo2.base.errors import CheckpointError, ConfigError
 from nemo2.checkpoint.context import load_context
-from nemo2.checkpoint.directory import take_place
-from nemo2.checkpoint.io import weights_dir
+from nemo2.checkpoint.directory import take_place, weights_dir
 from nemo2.checkpoint.paths import HUGGING_FACE
 from nemo2.hugging_face.adapter_rows import (
     ADAPTER_CONFIG,

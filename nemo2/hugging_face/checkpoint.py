@@ -20,9 +20,8 @@ from nemo2.base.advice import advice
 from nemo2.base.errors import CheckpointError, ConfigError
 from nemo2.base.names import listed
 from nemo2.checkpoint.context import describes, load_context
-from nemo2.checkpoint.directory import CONTEXT_PATH, MANIFEST, Manifest, read_manifest, sha256
+from nemo2.checkpoint.directory import CONTEXT_PATH, MANIFEST, Manifest, read_manifest, sha256, weights_dir
 from nemo2.checkpoint.foreign_files import nemo_adapters, read_object
-from nemo2.checkpoint.io import weights_dir
 from nemo2.checkpoint.nemo_context import load_nemo_model
 from nemo2.checkpoint.paths import HUGGING_FACE, checkpoint_at, digest_of, folder_of
 from nemo2.checkpoint.tokenizers import read_tokenizer

@@ -21,8 +21,7 @@ from torch import Tensor
 from nemo2.base.advice import advice
 from nemo2.base.errors import CheckpointError, ConfigError
 from nemo2.checkpoint.context import load_release
-from nemo2.checkpoint.directory import WEIGHTS_PATH, Manifest, comparing, take_place
-from nemo2.checkpoint.io import weights_dir
+from nemo2.checkpoint.directory import WEIGHTS_PATH, Manifest, comparing, take_place, weights_dir
 from nemo2.hugging_face.checkpoint import Checkpoint
 from nemo2.hugging_face.importing import new_folder
 from nemo2.hugging_face.safetensors_files import CONFIG, INDEX, SHARD_BYTES, plan_shards, write_json

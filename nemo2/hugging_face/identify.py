@@ -28,9 +28,9 @@ from nemo2.checkpoint.directory import (
     unusable,
 )
 from nemo2.checkpoint.foreign_files import nemo_adapters, read_json, read_yaml, refuse_links
+from nemo2.checkpoint.metadata import read_metadata
 from nemo2.checkpoint.nemo_context import describe, model_config
 from nemo2.checkpoint.paths import checkpoint_folders, checkpoints_of_runs
-from nemo2.checkpoint.untrusted import read_metadata
 from nemo2.hugging_face.safetensors_files import MOST_INDEX, conversion_of_pickles, read_header
 from nemo2.mcore.parallel.layout import SIZE_FIELDS
 from nemo2.models.conversion.families import conversion_for

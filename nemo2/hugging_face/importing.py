@@ -31,9 +31,9 @@ from nemo2.base.errors import CheckpointError
 from nemo2.base.files import refuse_existing
 from nemo2.checkpoint.context import tokenizer_settings, write_parts
 from nemo2.checkpoint.directory import WEIGHTS_PATH, Manifest, publish, temporary_name, versions
+from nemo2.checkpoint.metadata import COMMON
 from nemo2.checkpoint.paths import HUGGING_FACE, checkpoints_of_runs, digest_of
 from nemo2.checkpoint.reading import locate
-from nemo2.checkpoint.untrusted import COMMON
 from nemo2.checkpoint.writing import without_crc
 from nemo2.hugging_face.streams import Planned, Stretch, There, grouped, progress_bar, refuse_full_disk, write_files
 from nemo2.hugging_face.tensor_source import TensorSource

@@ -19,9 +19,9 @@ from torch import Tensor
 from torch.distributed.checkpoint.metadata import MetadataIndex, TensorStorageMetadata
 
 from nemo2.base.errors import CheckpointError
-from nemo2.checkpoint.io import weights_dir
+from nemo2.checkpoint.directory import weights_dir
+from nemo2.checkpoint.metadata import read_metadata, renamed
 from nemo2.checkpoint.reading import Stored, locate, read_part
-from nemo2.checkpoint.untrusted import read_metadata, renamed
 from nemo2.hugging_face.streams import Computed, Copy, Stretch, merged
 from nemo2.hugging_face.tensor_source import misfits
 from nemo2.models.conversion.families import conversion_of

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import IO
 
-from nemo2.base.columns import is_terminal
+from nemo2.base.place import is_terminal
 from nemo2.training.run_dir.bar import TrainingBar
 from nemo2.training.run_dir.progress_line import parse_line
 

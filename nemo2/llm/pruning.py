@@ -20,7 +20,7 @@ from torch import Tensor
 
 from nemo2.base import ranks
 from nemo2.base.backend import get_backend
-from nemo2.base.columns import is_terminal
+from nemo2.base.place import is_terminal
 from nemo2.config.capture import captured_arguments, configurable
 from nemo2.config.notices import only_defaults
 from nemo2.data.mock import MockDataModule

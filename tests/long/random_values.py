@@ -102,7 +102,7 @@ def recipe_of(one: Drawn) -> Any:
 def rules_against(one: Drawn) -> list[str]:
     """The rules that refuse it here."""
     from nemo2.base.errors import ConfigError
-    from nemo2.preflight.checks import find
+    from nemo2.preflight.checks.find import find
 
     try:
         recipe = recipe_of(one)

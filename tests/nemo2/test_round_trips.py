@@ -25,7 +25,8 @@ from nemo2.data.finetuning.encode import Report
 from nemo2.data.finetuning.sample import Sample
 from nemo2.data.finetuning.store import Samples, write_samples
 from nemo2.data.index_cache import read_array, write_array
-from nemo2.data.inputs import Input, compare
+from nemo2.data.input_changes import compare
+from nemo2.data.inputs import Input
 from nemo2.hugging_face.adapter_files import read_adapters, read_settings
 from nemo2.hugging_face.adapters import _adapter_config, _Released, _tensors, _write_files
 from nemo2.llm.evaluation.answers import Answers

@@ -4,7 +4,7 @@
 from typing import Any
 
 from nemo2 import recipes
-from nemo2.base.columns import short_count
+from nemo2.base.counts import short_count
 from nemo2.cli.recipe_list import list_recipes, row, row_of_finetuning
 
 

@@ -16,10 +16,10 @@ from torch import Tensor
 from nemo2.base import ranks
 from nemo2.base.errors import CheckpointError
 from nemo2.base.names import listed
-from nemo2.checkpoint.directory import Manifest, read_manifest
+from nemo2.checkpoint.directory import Manifest, read_manifest, weights_dir
 from nemo2.checkpoint.forms.form import Form, paddings
-from nemo2.checkpoint.io import MegatronCheckpointIO, weights_dir
-from nemo2.checkpoint.untrusted import read_metadata
+from nemo2.checkpoint.io import MegatronCheckpointIO
+from nemo2.checkpoint.metadata import read_metadata
 from nemo2.mcore.optim.base import OptimizerModule
 from nemo2.mcore.optim.megatron import MegatronOptimizer
 from nemo2.mcore.parallel.sharded_state import added_keys, frozen_keys, keys_of, part_of, unstacked

@@ -15,14 +15,13 @@ from megatron.core.dist_checkpointing import load_content_metadata
 from torch import Tensor
 
 from nemo2.base.errors import CheckpointError
-from nemo2.checkpoint.directory import read_manifest
+from nemo2.checkpoint.directory import read_manifest, weights_dir
 from nemo2.checkpoint.forms.form import Form, paddings
-from nemo2.checkpoint.io import weights_dir
+from nemo2.checkpoint.metadata import read_metadata
 from nemo2.checkpoint.optimizer_forms import into_pieces, refuse_nemo, scaler_of, set_steps, step_of, steps_done
 from nemo2.checkpoint.pieces import Piece, padded_to, stored_pieces
 from nemo2.checkpoint.random_state import own_random_state, random_states, report_new_random_streams
 from nemo2.checkpoint.torch_io import TorchCheckpointIO
-from nemo2.checkpoint.untrusted import read_metadata
 from nemo2.mcore.parallel.stored_names import StoredChunk, StoredRows, rows_by_layer
 
 

@@ -4,13 +4,16 @@
 import platform
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, Optional
+from typing import TYPE_CHECKING, Any, Literal, Optional
 
 from nemo2.base.backend.extras import ANY_VERSION, version_of
 from nemo2.base.errors import ConfigError
-from nemo2.base.gpus import DEFAULT, GPU, GPUS_PER_NODE, model_of, parse_gpus
+
+if TYPE_CHECKING:
+    from nemo2.base.gpus import GPU
 
 HERE = "this machine"
+_GPUS_PER_NODE = 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,10 +38,10 @@ class Machine:
     """
 
     accelerator: Literal["cuda", "cpu"] = "cuda"
-    gpu: Optional[GPU] = None
+    gpu: "Optional[GPU]" = None
     model: Optional[str] = None
     capability: Optional[tuple[int, int]] = None
-    per_node: int = GPUS_PER_NODE
+    per_node: int = _GPUS_PER_NODE
     count: Optional[int] = None
     transformer_engine: Optional[str] = ANY_VERSION
     te_missing: Optional[str] = None
@@ -58,10 +61,10 @@ class Machine:
         from nemo2.base.backend.extras import APEX, has, have_te, why_missing
 
         gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-        model = model_of(torch.cuda.get_device_name()) if gpus else None
+        model, sheet = _gpu_here() if gpus else (None, None)
         return cls(
             accelerator="cuda" if gpus else "cpu",
-            gpu=_sheet(model),
+            gpu=sheet,
             model=model,
             capability=torch.cuda.get_device_capability() if gpus else None,
             per_node=max(1, gpus),
@@ -73,7 +76,7 @@ class Machine:
         )
 
     @classmethod
-    def named(cls, name: str = DEFAULT, *, option: str = "--gpus") -> "Machine":
+    def named(cls, name: str, *, option: str = "--gpus") -> "Machine":
         """A machine by name: "H100x64", "H100" or "this machine". Named GPUs have Transformer Engine, and a node has 8
         of them.
 
@@ -84,6 +87,8 @@ class Machine:
         """
         if name == HERE:
             return cls.here()
+        from nemo2.base.gpus import parse_gpus
+
         gpu, count = parse_gpus(name, option=option)
         # Settings are tuned under a GPU's name without its size: an A100 of 40 GB uses those of the A100.
         return cls(gpu=gpu, model=gpu.name.partition("-")[0].lower(), capability=gpu.capability, count=count)
@@ -120,8 +125,13 @@ class Machine:
         return f"{count} of {name}" if name.startswith("this machine's") else f"{count} {name}"
 
 
-def _sheet(model: Optional[str]) -> Optional[GPU]:
+def _gpu_here() -> "tuple[Optional[str], Optional[GPU]]":
+    import torch
+
+    from nemo2.base.gpus import model_of, parse_gpus
+
+    model = model_of(torch.cuda.get_device_name())
     try:
-        return None if model is None else parse_gpus(model)[0]
+        return model, None if model is None else parse_gpus(model)[0]
     except ConfigError:
-        return None
+        return model, None

@@ -5,8 +5,6 @@
 group is created. Files are not opened, except to see that they exist.
 """
 
-from nemo2.preflight.checks.find import check_recipe, find, find_problems
-from nemo2.preflight.checks.rule import Problem, Rule
-from nemo2.preflight.checks.table import RULES, TOPICS
+from nemo2.base.lazy import front_door
 
-__all__ = ["RULES", "TOPICS", "Problem", "Rule", "check_recipe", "find", "find_problems"]
+__getattr__, __dir__, __all__ = front_door(__name__, __file__)  # pyright: ignore[reportUnsupportedDunderAll]

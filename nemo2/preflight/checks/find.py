@@ -2,20 +2,17 @@
 """Finds all broken rules of a recipe before anything runs."""
 
 import os
-import sys
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Optional
 
+from nemo2.base.advice import advice
 from nemo2.base.counts import counted
-from nemo2.base.errors import ConfigError, Nemo2Error
-from nemo2.config.tree import Partial, described_now
-from nemo2.mcore.parallel.layout import Layout
+from nemo2.base.errors import ConfigError
+from nemo2.base.place import usable_cores
 from nemo2.mcore.settle.machine import Machine
-from nemo2.preflight.checks.facts import Facts, read_facts
+from nemo2.preflight.checks.facts import read_facts
+from nemo2.preflight.checks.parts import mistyped_values, problems_of_a_teacher
 from nemo2.preflight.checks.rule import Problem
-from nemo2.preflight.checks.rules.launching import too_many_for_this_machine
-from nemo2.preflight.checks.rules.types import TYPES
 from nemo2.preflight.checks.table import apply_rules, is_of_the_layout
 
 
@@ -65,27 +62,6 @@ def check_recipe(
         raise ConfigError("\n".join(messages))
 
 
-def check_parts(entry_point: Callable[..., Any], parts: Mapping[str, Any]) -> None:
-    """Reject built parts of a run that break a rule. `nemo2.llm.train` calls it on every rank, so that the rules hold on
-    every way into a run. Rules that open files of this machine are left out: the run opens these files itself.
-
-    Args:
-        entry_point: The function that takes the parts.
-        parts: Its arguments. Objects that don't tell their arguments, of classes of the user's own, are read as they are.
-
-    Raises:
-        ConfigError: with all broken rules, one paragraph each.
-    """
-    recipe = Partial(entry_point, **{name: described_now(part) for name, part in parts.items()})
-    machine = replace(Machine.here(), local=False)
-    where: dict[str, Any] = {"machine": machine, "environment": os.environ}
-    if not (problems := _of_types(recipe)):
-        problems = apply_rules(read_facts(recipe, **where))
-        problems += _of_a_teacher(recipe, {problem.message for problem in problems}, where)
-    if problems:
-        raise ConfigError("\n".join(problem.message for problem in problems), rule=problems[0].rule)
-
-
 def find_problems(recipe: Any, **where: Any) -> list[str]:
     """All broken rules as sentences. Empty: no rule is broken. The arguments are those of `check_recipe`."""
     return [problem.message for problem in find(recipe, **where)]
@@ -112,7 +88,7 @@ def find(
     ]
     if getattr(recipe, "trainer", None) is None:
         return problems
-    if mistyped := _of_types(recipe):
+    if mistyped := mistyped_values(recipe):
         return problems + mistyped
     if local:
         named = getattr(recipe.trainer, "devices", None)
@@ -135,7 +111,7 @@ def find(
             for message in changes_that_do_not_fit(facts)
         ]
     where = {"devices": devices, "nodes": nodes, "machine": machine, "environment": environment}
-    return problems + _of_a_teacher(recipe, {problem.message for problem in problems}, where)
+    return problems + problems_of_a_teacher(recipe, {problem.message for problem in problems}, where)
 
 
 def check_types(recipe: Any) -> None:
@@ -144,34 +120,35 @@ def check_types(recipe: Any) -> None:
     Raises:
         ConfigError: with all values of a wrong type, one paragraph each.
     """
-    if mistyped := _of_types(recipe):
+    if mistyped := mistyped_values(recipe):
         raise ConfigError("\n".join(problem.message for problem in mistyped))
 
 
-def _of_types(recipe: Any) -> list[Problem]:
-    # The settings may have any type, and these rules read the recipe only.
-    unread = Facts(recipe=recipe, layout=Layout(), sizes={}, nodes=1, devices=None, world_size=1)
-    return apply_rules(unread, TYPES.rules)
+def too_many_for_this_machine(
+    devices: Optional[int], nodes: Optional[int], *, chosen: bool, indices: Sequence[int] = ()
+) -> Iterator[str]:
+    """Messages for a launch here of several nodes, of more ranks than this machine has GPUs, on GPUs by ``indices`` that it
+    doesn't have, or, where it has none, of a recipe with more ranks than cores, unless the user has ``chosen`` the number."""
+    import torch
 
+    from nemo2.training.trainer import missing_gpus
 
-def _of_a_teacher(recipe: Any, reported: Collection[str], where: Mapping[str, Any]) -> list[Problem]:
-    """The problems of a distillation's teacher in the recipe's layout, without those that the student has too."""
-    if "nemo2.training.strategies.distillation" not in sys.modules:
-        return []  # a recipe with a teacher has the class of its callback
-    from nemo2.training.strategies.distillation import no_virtual_stages, teachers_recipe
-
-    topic = "The teacher"
-    try:
-        alone = teachers_recipe(recipe)
-    except Nemo2Error as error:
-        return [Problem(rule="teacher-is-there", topic=topic, message=str(error))]
-    if alone is None:
-        return []
-    vp: int = getattr(recipe.trainer.strategy, "virtual_pipeline_model_parallel_size", None) or 1
-    stages = [Problem(rule="teacher-has-one-stage", topic=topic, message=no_virtual_stages(vp))] if vp > 1 else []
-    problems = apply_rules(read_facts(alone, **where))
-    return stages + [
-        replace(one, topic=topic, message=f"The teacher: {one.message}")
-        for one in problems
-        if one.message not in reported
-    ]
+    cores = max(1, int(usable_cores()))
+    if devices is not None and devices > cores and not chosen and not torch.cuda.is_available():
+        few = min(2, cores)
+        yield (
+            f"trainer.devices={devices}: this recipe needs {devices * (nodes or 1)} GPUs, but this machine has no GPU and "
+            f"{counted(cores, 'CPU core')}. Run it on a machine with GPUs. Without GPUs, "
+            "`nemo2 rehearse RECIPE` counts its memory and messages, and a small recipe trains on CPU "
+            f"processes: {advice(f'`nemo2 pretrain llama_tiny --devices {few}`', f'llama_tiny, launch(recipe, devices={few})')}."
+        )
+        return
+    if nodes is not None and nodes > 1:
+        here = advice("--nodes 1 --devices N without --gpus", "launch(recipe, nodes=1, devices=N)")
+        cluster = advice("--executor NAME", "launch(recipe, NAME)")
+        yield (
+            f"trainer.num_nodes={nodes}: a launch on this machine starts the ranks of one node, {devices} of these "
+            f"(trainer.devices). For N ranks here, use {here}; for several nodes, a cluster ({cluster})."
+        )
+    if missing := missing_gpus(indices or devices or 0):
+        yield missing

@@ -10,7 +10,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from nemo2.base.columns import byte_size
+from nemo2.base.counts import byte_size
 from nemo2.base.place import usable_cores
 from nemo2.preflight.doctor.finding import Finding, State, checked
 

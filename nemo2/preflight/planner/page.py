@@ -5,7 +5,7 @@ from nemo2.base.gpus import GIB
 from nemo2.config.overrides import in_shell
 from nemo2.preflight.planner.search import SearchResult
 from nemo2.preflight.planner.text import seconds
-from nemo2.report.pictures.charts import Point, scatter_chart
+from nemo2.report.pictures.bars_and_points import Point, scatter_chart
 from nemo2.report.pictures.page import cards, figure, page, paragraph, section, table
 from nemo2.report.pictures.svg import Canvas
 

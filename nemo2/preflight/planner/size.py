@@ -4,7 +4,7 @@
 import dataclasses
 from typing import Any, NamedTuple, Optional
 
-from nemo2.base.columns import short_count
+from nemo2.base.counts import short_count
 from nemo2.base.errors import ConfigError
 from nemo2.base.gpus import DEFAULT, gpu
 from nemo2.mcore.settle.machine import Machine

@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Charts on axes: lines over steps, stacked bars, and scattered points. Values appear under the pointer.
+"""Charts on axes: lines over steps. Values appear under the pointer.
 
 Without a plotting library, so that a page follows the theme of its reader and needs no import that Lightning would pay for.
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any, Optional
 
-from nemo2.report.pictures.svg import COLOURS, Canvas, legend, nice_ticks, text_width, tick_text, tick_texts
+from nemo2.report.pictures.svg import COLOURS, Canvas, nice_ticks, text_width, tick_text, tick_texts
 
 WIDTH, HEIGHT, TOP = 760, 340, 30
 _RIGHT, _BOTTOM, _LEFT = 92, 44, 58
@@ -45,45 +45,8 @@ class Mark:
     """The other end of a range of steps, which is shaded. None: a single step."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Bar:
-    """A bar: its parts by name, in stacking order. No part is negative."""
-
-    name: str
-    parts: Mapping[str, float]
-    note: str = ""
-    """Shown under the pointer, over the whole bar."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Limit:
-    """A line across all bars, such as a GPU's memory. The total of a bar beyond it has another color."""
-
-    name: str
-    value: float
-    kept_free: float = 0.0
-    """The part of ``value`` that bars must not use. It is shaded, and the line marks its start."""
-
-    @property
-    def most(self) -> float:
-        """The largest total within the limit."""
-        return self.value - self.kept_free
-
-
-@dataclass(frozen=True, kw_only=True)
-class Point:
-    x: float
-    y: float
-    group: str = ""
-    """Points of a group share a color. Up to eight groups have distinct colors."""
-    label: str = ""
-    """The text at the right end of a line from the point. "": no label."""
-    tip: str = ""
-    """The text under the pointer."""
-
-
 @dataclass(frozen=True)
-class _Axes:
+class Axes:
     """Two linear axes on a canvas, from the lower left corner of the plot to its upper right."""
 
     canvas: Canvas
@@ -142,7 +105,7 @@ def line_chart(
     # Bold letters are wider.
     right = width - max(_RIGHT, 16 + max(text_width(f"{one.name} 0.00000") * 1.12 for one in series))
     x_range, y_range = (x_low, max(x_high, x_low + 1)), (y_ticks[0], y_ticks[-1])
-    axes = _Axes(canvas, x_range, y_range, _LEFT, right, TOP, HEIGHT - _BOTTOM)
+    axes = Axes(canvas, x_range, y_range, _LEFT, right, TOP, HEIGHT - _BOTTOM)
     axes.draw_y(y_ticks, y_label)
     axes.draw_x(nice_ticks(*x_range, whole=True, count=min(6, int((right - _LEFT) / 60))), x_label, grid=False)
     _marks(axes, marks, free_from=8 + text_width(y_label) + 12)
@@ -157,101 +120,10 @@ def line_chart(
                 canvas.circle(axes.x(x), axes.y(y), 3, tone)
         last = next(y for _, y in reversed(drawn) if math.isfinite(y))
         labels.append((axes.y(last), tone, f"{one.name} {tick_text(float(f'{last:.4g}'))}".strip()))
-    for y, (_, tone, words) in _apart(labels, 15):
+    for y, (_, tone, words) in apart(labels, 15):
         canvas.text(right + 8, y + 4, words, tone, strong=True)
     _targets(axes, series)
     return canvas.render()
-
-
-def stacked_bars(
-    title: str,
-    bars: Sequence[Bar],
-    *,
-    unit: str,
-    limit: Optional[Limit] = None,
-    width: int = 820,
-    text: Callable[[float], str] = tick_text,
-) -> Canvas:
-    """Horizontal bars over one axis that starts at zero.
-
-    Args:
-        title: The accessible name.
-        bars: From top to bottom. A part has the same color in all bars; up to eight parts have distinct colors.
-        unit: The unit of the axis.
-        limit: The value of a vertical line. None: no line.
-        width: The width of the picture, in pixels.
-        text: A function that formats values, with their unit if wanted.
-    """
-    totals = [sum(bar.parts.values()) for bar in bars]
-    canvas, row = Canvas(width, 0, title=title), 28
-    names = dict.fromkeys(name for bar in bars for name in bar.parts)
-    fills, top = _legend(canvas, names, 8, within=width - 132)
-    top += 20 * bool(limit)
-    left = min(150, 20 + max((text_width(bar.name) for bar in bars), default=0))
-    right = width - 24 - max((text_width(text(total)) * 1.08 for total in totals), default=0)
-    ticks = nice_ticks(0, max(0.0, *totals, limit.value if limit else 0.0) or 1.0)
-    axes = _Axes(canvas, (0, ticks[-1]), (0, 1), left, right, top, top + row * len(bars))
-    axes.draw_x(ticks, unit, grid=True)
-    canvas.height = axes.bottom + 46
-    if limit is not None and limit.kept_free > 0:
-        tip = f"{text(limit.kept_free)} of {text(limit.value)} are kept free"
-        across = axes.x(limit.value) - axes.x(limit.most)
-        canvas.rect(axes.x(limit.most), top, across, axes.bottom - top, "tint", tip=tip)
-    for index, (bar, total) in enumerate(zip(bars, totals, strict=True)):
-        y, done, over = top + index * row, 0.0, limit is not None and total > limit.most
-        canvas.text(left - 8, y + 18, bar.name, "ink", anchor="end", tip=bar.note)
-        for name, value in bar.parts.items():
-            note = f"{bar.name}: {name} {text(value)} of {text(total)}" + (f"\n{bar.note}" if bar.note else "")
-            canvas.rect(axes.x(done), y + 4, axes.x(value) - left, row - 8, fills[name], tip=note)
-            done += value
-        # Totals have a column of their own, because next to a bar they would cover lines.
-        canvas.text(width - 12, y + 18, text(total), "bad" if over else "ink", anchor="end", strong=over)
-    if limit is not None:
-        x, wide = axes.x(limit.most), text_width(limit.name)
-        canvas.line(x, top - 4, x, axes.bottom + 2, "bad", dashed=True)
-        if limit.kept_free > 0:
-            canvas.line(axes.x(limit.value), top, axes.x(limit.value), axes.bottom + 2, "soft")
-        canvas.text(min(max(x - wide / 2, 8), width - 8 - wide), top - 9, limit.name, "bad")
-    return canvas
-
-
-def scatter_chart(
-    title: str,
-    points: Sequence[Point],
-    *,
-    x_label: str,
-    y_label: str,
-    frontier: bool = False,
-    width: int = 820,
-    height: int = 420,
-) -> Canvas:
-    """The points on two linear axes, which need not start at zero. Without points the chart says so.
-
-    ``frontier`` draws a line through the points that no other point beats on both axes. Less is better on each axis.
-    """
-    canvas = Canvas(width, height, title=title)
-    if not points:
-        canvas.text(width / 2, height / 2, f"no values of {y_label}", anchor="middle")
-        return canvas
-    x_ticks, y_ticks = (nice_ticks(min(some), max(some)) for some in zip(*((p.x, p.y) for p in points), strict=True))
-    groups = dict.fromkeys(point.group for point in points)
-    fills, top = _legend(canvas, groups, 24 + text_width(y_label), within=width - 24)
-    right = width - 24 - max(text_width(point.label) for point in points) - 12
-    axes = _Axes(canvas, (x_ticks[0], x_ticks[-1]), (y_ticks[0], y_ticks[-1]), 64, right, top + 6, height - 46)
-    axes.draw_y(y_ticks, y_label)
-    axes.draw_x(x_ticks, x_label, grid=True)
-    best = _frontier(points) if frontier else []
-    for one, other in zip(best, best[1:], strict=False):
-        canvas.line(axes.x(one.x), axes.y(one.y), axes.x(other.x), axes.y(other.y), "accent")
-    labelled = [(axes.y(point.y), axes.x(point.x), point.label) for point in points if point.label]
-    for y, (at, x, words) in _apart(labelled, 15):
-        canvas.line(x, at, right, at, "soft", dashed=True)
-        canvas.line(right, at, right + 8, y, "soft")
-        canvas.text(right + 11, y + 4, words, "ink", strong=True)
-    for point in points:
-        tip = point.tip or f"{point.x:.6g}, {point.y:.6g}"
-        canvas.circle(axes.x(point.x), axes.y(point.y), 4.5, fills[point.group], tip=tip, outline=True)
-    return canvas
 
 
 def running_median(points: Sequence[tuple[float, float]], *, share: float = 0.03) -> list[tuple[float, float]]:
@@ -294,7 +166,7 @@ def _visible_range(values: list[float]) -> tuple[float, float]:
     return low, high
 
 
-def _marks(axes: _Axes, marks: Sequence[Mark], *, free_from: float) -> None:
+def _marks(axes: Axes, marks: Sequence[Mark], *, free_from: float) -> None:
     """Lines from the top of the plot to its axis, with labels above. Labels that would overlap are omitted."""
     for mark in sorted(marks, key=lambda mark: mark.x):
         ends = [axes.x(x) for x in (mark.x, mark.until) if x is not None]
@@ -310,7 +182,7 @@ def _marks(axes: _Axes, marks: Sequence[Mark], *, free_from: float) -> None:
             free_from = start + wide + 12
 
 
-def _targets(axes: _Axes, series: Sequence[Series]) -> None:
+def _targets(axes: Axes, series: Sequence[Series]) -> None:
     """Invisible columns that name the values when pointed at."""
     by_step: dict[float, list[str]] = {}
     for one in series:
@@ -326,30 +198,10 @@ def _targets(axes: _Axes, series: Sequence[Series]) -> None:
         axes.canvas.rect(left, TOP, max(right - left, 0.5), axes.bottom - TOP, "hit", tip=tip)
 
 
-def _apart(labels: Sequence[tuple[float, Any, str]], gap: float) -> Iterable[tuple[float, tuple[float, Any, str]]]:
+def apart(labels: Sequence[tuple[float, Any, str]], gap: float) -> Iterable[tuple[float, tuple[float, Any, str]]]:
     """Each label by its height, its first entry, with a height at which it is apart from the one below."""
     free_from = math.inf
     for label in sorted(labels, reverse=True):
         free_from = min(label[0], free_from)
         yield free_from, label
         free_from -= gap
-
-
-def _legend(canvas: Canvas, names: Iterable[str], x: float, *, within: float) -> tuple[dict[str, str], float]:
-    """Draw the fill of each name, in rows of this width. Returns the fills, and where the plot may begin."""
-    fills = {name: COLOURS[index % len(COLOURS)] for index, name in enumerate(names)}
-    start, y = x, 16.0
-    for name, fill in fills.items():
-        if start > x and start + 35 + text_width(name) > within:
-            start, y = x, y + 20
-        if name:
-            start = legend(canvas, start, y, [(fill, name)]) + 18
-    return fills, y + 18
-
-
-def _frontier(points: Sequence[Point]) -> list[Point]:
-    best: list[Point] = []
-    for point in sorted(points, key=lambda point: (point.x, point.y)):
-        if not best or point.y < best[-1].y:
-            best.append(point)
-    return best

@@ -20,7 +20,7 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
-from nemo2.base.columns import short_count
+from nemo2.base.counts import short_count
 
 _SHORTEST_BAR = 8
 _FIRST_TO_GO = ("lr", "elapsed", "bar", "speed", "task", "val", "eta")

@@ -27,7 +27,6 @@ from nemo2.base.errors import (
 )
 from nemo2.base.place import here
 from nemo2.training.run_dir.environment import redact_text
-from nemo2.training.run_dir.hang_diagnosis import describe, read_stacks
 
 FAULT_DIR_VARIABLE = "NEMO2_FAULT_DIR"
 """The variable with the folder to which the ranks of a launched run write their errors. The launcher sets it."""
@@ -166,6 +165,8 @@ def reports_another_rank(message: str) -> bool:
 
 
 def _hangs(directory: Path) -> list[Fault]:
+    from nemo2.training.run_dir.hang_diagnosis import describe, read_stacks
+
     hang = describe(directory)
     if hang is None:
         return []

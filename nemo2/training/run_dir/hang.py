@@ -19,7 +19,7 @@ from nemo2.base.files import open_to_write
 from nemo2.base.place import here
 from nemo2.config.capture import configurable
 from nemo2.training.run_dir.faults import FAULT_DIR_VARIABLE
-from nemo2.training.run_dir.hang_diagnosis import Heartbeat, mark_stopped, position_of, read_stacks
+from nemo2.training.run_dir.heartbeat import Heartbeat, mark_stopped, position_of
 from nemo2.training.run_dir.kill_timer import KillTimer
 
 DEFAULT_TIMEOUT_SECONDS = 1800.0
@@ -220,6 +220,8 @@ def compare_collectives_after_a_hang() -> bool:
     directory = os.environ.get(FAULT_DIR_VARIABLE)
     if directory is None or here().restarts == 0 or "TORCH_DISTRIBUTED_DEBUG" in os.environ:
         return False
+    from nemo2.training.run_dir.hang_diagnosis import read_stacks
+
     if not read_stacks(Path(directory)):
         return False
     import torch

@@ -14,7 +14,7 @@ from typing import IO, Any, Optional
 from lightning.pytorch.callbacks.progress.progress_bar import ProgressBar
 from lightning.pytorch.loggers.logger import Logger
 
-from nemo2.base.columns import is_terminal
+from nemo2.base.place import is_terminal
 from nemo2.config.capture import configurable
 from nemo2.training.run_dir.progress_line import format_line
 

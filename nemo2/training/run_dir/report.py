@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Optional
 
-from nemo2.base.columns import byte_size, short_count
+from nemo2.base.counts import byte_size, short_count
 from nemo2.base.errors import CheckpointError, DataError
 from nemo2.base.files import write_file
 from nemo2.checkpoint.directory import finished

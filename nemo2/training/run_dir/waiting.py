@@ -8,7 +8,7 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-from nemo2.base.columns import is_terminal
+from nemo2.base.place import is_terminal
 
 _AFTER_SECONDS = 0.3
 _CLEAR = "\r\033[K"

@@ -785,7 +785,8 @@ class BaseStrategy(DDPStrategy):
         io = self.checkpoint_io
         if not isinstance(io, MegatronCheckpointIO):
             return io.load_checkpoint(path)
-        read_from, loaded = io.read_whole(path, functools.partial(self.form.read, optimizer=self._is_fitting))
+        read = functools.partial(self.form.read, optimizer=self._is_fitting)
+        read_from, loaded = io.loading.read_whole(path, read, fall_back=io.fall_back)
         if read_from != path and self.trainer.ckpt_path:
             # Lightning reports this path, and callbacks read it to learn what the run resumed from.
             self.trainer._checkpoint_connector._ckpt_path = read_from

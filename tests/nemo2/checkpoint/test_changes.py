@@ -232,7 +232,7 @@ def test_data_of_another_size_do_not_fit_and_data_of_unknown_contents_are_report
     assert not found.unfit and len(found.result) == 1 and "is unknown" in str(found.result[0])
     (tmp_path / "step=2").rename(tmp_path / "earlier")
     resuming(corpus(tmp_path / "a"))
-    monkeypatch.setattr("nemo2.data.inputs._HASHED_TO_COMPARE", 1000)  # less than the .bin file
+    monkeypatch.setattr("nemo2.data.input_changes._HASHED_TO_COMPARE", 1000)  # less than the .bin file
     other_byte(tmp_path / "a.bin")
     found = resuming(corpus(tmp_path / "a", ""))
     assert not found.unfit and len(found.result) == 1 and "is unknown" in str(found.result[0])

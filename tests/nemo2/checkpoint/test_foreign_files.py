@@ -19,8 +19,9 @@ from nemo2.checkpoint.directory import Manifest, changed, finished, problems, pu
 from nemo2.checkpoint.foreign_files import read_json, read_yaml
 from nemo2.checkpoint.io import MegatronCheckpointIO
 from nemo2.checkpoint.lock import DirectoryLock
+from nemo2.checkpoint.metadata import read_metadata
 from nemo2.checkpoint.nemo_context import describe, load_nemo_model
-from nemo2.checkpoint.untrusted import data_only, read_metadata
+from nemo2.checkpoint.untrusted import data_only
 from nemo2.hugging_face.identify import identify
 from nemo2.training.run_dir.directory import create_directory
 from nemo2.training.run_dir.log_files import add_log_file, remove_log_file

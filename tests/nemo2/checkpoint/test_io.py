@@ -151,15 +151,15 @@ def failing_loads(directory: str, damages: list[str]) -> dict[str, str]:
     from unittest import mock
 
     from nemo2.base.errors import CheckpointError
-    from nemo2.checkpoint import io
+    from nemo2.checkpoint import loading
 
     small_runs.fit(small_runs.build_llama(), max_steps=1, callbacks=[keeping(directory, every_n_train_steps=1)])
     answers = {}
     for damage in damages:
         path = _damaged(Path(directory) / "step=1", damage)
-        installed = {**io.versions(), **({"megatron-core": "0.16.1"} if damage == OLDER else {})}
+        installed = {**loading.versions(), **({"megatron-core": "0.16.1"} if damage == OLDER else {})}
         try:
-            with mock.patch.object(io, "versions", lambda installed=installed: installed):
+            with mock.patch.object(loading, "versions", lambda installed=installed: installed):
                 small_runs.fit(small_runs.build_llama(), max_steps=2, ckpt_path=str(path))
         except CheckpointError as error:
             answers[damage] = str(error)

@@ -17,7 +17,8 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import TensorProperties
 
 from nemo2.base.errors import CheckpointError, SecurityError
-from nemo2.checkpoint.untrusted import data_only, read_metadata
+from nemo2.checkpoint.metadata import read_metadata
+from nemo2.checkpoint.untrusted import data_only
 from support import small_runs
 
 # Torch says on every call that it was told to work without ranks.

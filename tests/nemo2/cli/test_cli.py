@@ -11,7 +11,7 @@ import pytest
 
 import nemo2.cli
 from nemo2 import recipes
-from nemo2.base.columns import short_count
+from nemo2.base.counts import short_count
 from nemo2.base.errors import ConfigError, RuntimeFault
 from nemo2.cli.adapter import described
 from nemo2.cli.app import VERBS

@@ -17,9 +17,9 @@ from torch.distributed.checkpoint import save
 from typer.testing import CliRunner
 
 from nemo2.base.errors import CheckpointError, SecurityError
+from nemo2.checkpoint.metadata import read_metadata
 from nemo2.checkpoint.nemo_context import load_nemo_model
 from nemo2.checkpoint.paths import missing
-from nemo2.checkpoint.untrusted import read_metadata
 from nemo2.cli.app import app
 from nemo2.from_nemo.recipe import recipe_of
 from nemo2.hugging_face.checkpoint import Checkpoint

@@ -112,8 +112,8 @@ def test_a_checkpoint_without_the_extra_states_of_other_layers_is_read(tmp_path:
     """Which layers have one differs between implementations; what the checkpoint has is still asked for."""
     from megatron.core.dist_checkpointing.mapping import LocalNonpersistentObject, ShardedObject
 
-    from nemo2.checkpoint.io import _without_absent_extra_states
-    from nemo2.checkpoint.untrusted import read_metadata
+    from nemo2.checkpoint.loading import _without_absent_extra_states
+    from nemo2.checkpoint.metadata import read_metadata
 
     ours = import_release(write(tmp_path / "hf"), tmp_path / "ours")
     there = ShardedObject("module.decoder.layers.mlp.linear_fc1._extra_state", None, (2,), (1,))

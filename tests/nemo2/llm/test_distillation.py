@@ -245,7 +245,7 @@ def test_the_command_makes_a_recipe_whose_student_and_teacher_are_both_checked(
 ) -> None:
     from nemo2.cli import main
     from nemo2.data.tokenizer import ByteTokenizer
-    from nemo2.preflight.checks import find
+    from nemo2.preflight.checks.find import find
 
     sizes = {"student": {"seq_length": 2 * small_runs.SEQ}, "teacher": TEACHER}  # both follow the data
     models = {name: str(described(tmp_path / name, ByteTokenizer(), **size)) for name, size in sizes.items()}

@@ -69,7 +69,7 @@ def test_more_cpu_processes_than_were_launched_are_refused_with_the_ways_to_laun
 
 
 def test_more_ranks_than_gpus_are_refused_in_a_trainer_and_in_a_launch(monkeypatch):
-    from nemo2.preflight.checks.rules.launching import too_many_for_this_machine
+    from nemo2.preflight.checks.find import too_many_for_this_machine
 
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 1)

@@ -2,15 +2,13 @@
 """Rules of a launch: the executor against the trainer, this machine, its files and its packages."""
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
-from nemo2.base.advice import advice
-from nemo2.base.counts import counted, is_count
+from nemo2.base.counts import is_count
 from nemo2.base.errors import ConfigError, Nemo2Error
 from nemo2.base.names import safe_name
-from nemo2.base.place import usable_cores
 from nemo2.checkpoint.paths import HUGGING_FACE, missing
 from nemo2.mcore.settle.world import devices_problem, nodes_problem, world_of
 from nemo2.preflight.checks.facts import Facts, number
@@ -243,33 +241,3 @@ def _writable(path: Path) -> bool:
     while not path.exists() and path != path.parent:
         path = path.parent
     return path.is_dir() and os.access(path, os.W_OK | os.X_OK)
-
-
-def too_many_for_this_machine(
-    devices: Optional[int], nodes: Optional[int], *, chosen: bool, indices: Sequence[int] = ()
-) -> Iterator[str]:
-    """Messages for a launch here of several nodes, of more ranks than this machine has GPUs, on GPUs by ``indices`` that it
-    doesn't have, or, where it has none, of a recipe with more ranks than cores, unless the user has ``chosen`` the number."""
-    import torch
-
-    from nemo2.training.trainer import missing_gpus
-
-    cores = max(1, int(usable_cores()))
-    if devices is not None and devices > cores and not chosen and not torch.cuda.is_available():
-        few = min(2, cores)
-        yield (
-            f"trainer.devices={devices}: this recipe needs {devices * (nodes or 1)} GPUs, but this machine has no GPU and "
-            f"{counted(cores, 'CPU core')}. Run it on a machine with GPUs. Without GPUs, "
-            "`nemo2 rehearse RECIPE` counts its memory and messages, and a small recipe trains on CPU "
-            f"processes: {advice(f'`nemo2 pretrain llama_tiny --devices {few}`', f'llama_tiny, launch(recipe, devices={few})')}."
-        )
-        return
-    if nodes is not None and nodes > 1:
-        here = advice("--nodes 1 --devices N without --gpus", "launch(recipe, nodes=1, devices=N)")
-        cluster = advice("--executor NAME", "launch(recipe, NAME)")
-        yield (
-            f"trainer.num_nodes={nodes}: a launch on this machine starts the ranks of one node, {devices} of these "
-            f"(trainer.devices). For N ranks here, use {here}; for several nodes, a cluster ({cluster})."
-        )
-    if missing := missing_gpus(indices or devices or 0):
-        yield missing

@@ -14,7 +14,6 @@ from nemo2.preflight.checks import domains
 from nemo2.preflight.checks.domains import out_of_range
 from nemo2.preflight.checks.facts import Facts
 from nemo2.preflight.checks.lightning import callback_problems, trainer_problems
-from nemo2.preflight.checks.megatron import refusals
 from nemo2.preflight.checks.rule import Topic
 from nemo2.training.run_dir.environment import holds_secret, is_secret_field
 
@@ -232,4 +231,7 @@ def _megatron(facts: Facts) -> Iterator[str]:
 
     Otherwise: Megatron-Core raises an error on every rank.
     """
-    yield from refusals(facts)
+    if facts.settled.refused("megatron-core-agrees"):
+        from nemo2.preflight.checks.megatron import refusals
+
+        yield from refusals(facts)

@@ -165,7 +165,7 @@ def refusals(*, data: Any = None, **parts: Any) -> list[str]:
     """The paragraphs with which a run made of these objects is refused."""
     from nemo2 import MegatronStrategy, Trainer, llm
     from nemo2.data.mock import MockDataModule
-    from nemo2.preflight.checks.find import check_parts
+    from nemo2.preflight.checks.parts import check_parts
 
     given = {"trainer": Trainer(max_steps=1, strategy=MegatronStrategy(), accelerator="cpu", devices=1)} | parts
     try:

@@ -102,7 +102,7 @@ def test_parallel_sizes_of_the_checks_are_those_of_the_strategy():
 
 
 def test_a_recipe_for_more_gpus_than_a_machine_has_cores_asks_for_a_choice(monkeypatch):
-    monkeypatch.setattr("nemo2.preflight.checks.rules.launching.usable_cores", lambda: 2.5)
+    monkeypatch.setattr("nemo2.preflight.checks.find.usable_cores", lambda: 2.5)
     recipe = recipes.get("llama3_8b").pretrain_recipe()
     with pytest.raises(ConfigError, match=r"trainer\.devices=8: .* this machine has no GPU and 2 CPU cores.*devices=2"):
         check_recipe(recipe, devices=8, local=True, chosen=False)

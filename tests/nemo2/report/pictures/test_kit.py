@@ -8,7 +8,8 @@ from xml.etree import ElementTree
 import pytest
 
 from nemo2.report import pictures
-from nemo2.report.pictures.charts import Bar, Limit, Point, Series, line_chart, scatter_chart, stacked_bars
+from nemo2.report.pictures.bars_and_points import Bar, Limit, Point, scatter_chart, stacked_bars
+from nemo2.report.pictures.charts import Series, line_chart
 from nemo2.report.pictures.page import cards, figure, figures, page, paragraph, section, table
 from nemo2.report.pictures.svg import STYLE, Canvas, stack, standalone, text_width
 

@@ -20,7 +20,7 @@ import pytest
 from nemo2.base.errors import ConfigError
 from nemo2.training.run_dir.faults import read_faults
 from nemo2.training.run_dir.hang import HangWatchdog, compare_collectives_after_a_hang
-from nemo2.training.run_dir.hang_diagnosis import Heartbeat, position_of
+from nemo2.training.run_dir.heartbeat import Heartbeat, position_of
 from nemo2.training.run_dir.kill_timer import KillTimer
 
 
