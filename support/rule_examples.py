@@ -22,7 +22,7 @@ GRAPHS = "model.config.cuda_graph_impl"
 OVERLAPPED = f"model.config.tp_comm_overlap=True {TP}=2 {SP}"
 FULL = "model.config.recompute_granularity=full"
 SELECTIVE = "model.config.recompute_granularity=selective"
-STOPPING = "'trainer.callbacks=lightning.pytorch.callbacks.EarlyStopping(monitor=val_loss)'"
+STOPPING = "'trainer.callbacks=lightning.pytorch.callbacks.EarlyStopping(mode=min,monitor=val_loss)'"
 FP8 = "trainer.plugins.fp8=hybrid"
 OFFLOADED = "optim.config.optimizer_cpu_offload=True optim.config.optimizer_offload_fraction=1.0"
 AWARE = "optim.config.use_precision_aware_optimizer=True"
@@ -521,6 +521,7 @@ EXAMPLES: tuple[Example, ...] = (
         "'optim.lr_scheduler=WarmupHoldAnnealScheduler(warmup_ratio=0.01,hold_ratio=0.8)'",
     ),
     example("optimizer-is-known", "optim.config.optimizer=adamw", "optim.config.optimizer=adam"),
+    example("optimizer-is-known", "optim.config.optimizer=adaptive_muon", "optim.config.optimizer=adam"),
     example(
         "optimizer-is-known",
         "optim.config.optimizer=muon optim.config.use_distributed_optimizer=False",
@@ -601,7 +602,7 @@ EXAMPLES: tuple[Example, ...] = (
         "'trainer.callbacks=lightning.pytorch.callbacks.Timer(duration=4:00)'",
         "'trainer.callbacks=lightning.pytorch.callbacks.Timer(duration=4h)'",
     ),
-    example("lightning-agrees", "trainer.accelerator=GPU", "trainer.accelerator=gpu"),
+    example("lightning-agrees", "trainer.accelerator=GPU", "trainer.accelerator=auto"),
     example("lightning-agrees", "trainer.profiler=simpel", "trainer.profiler=simple"),
     example("lightning-agrees", "trainer.max_time=4:00", "trainer.max_time=00:04:00:00"),
     example("lightning-agrees", "trainer.val_check_interval=1.5", "trainer.val_check_interval=0.5"),

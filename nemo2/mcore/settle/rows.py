@@ -19,8 +19,8 @@ from nemo2.mcore.parallel.layout import ParallelismConfig
 from nemo2.mcore.settle.run_settings import DDP, MODEL, OPTIM, STRATEGY, RunSettings
 
 _OPTIM_SWITCH, _DDP_SWITCH = f"{OPTIM}.use_distributed_optimizer", f"{DDP}.use_distributed_optimizer"
-UNSHARDED_OPTIMIZERS = ("sgd", "lion", "muon", "adaptive_muon")
-"""Megatron-Core's optimizers besides Adam whose state nemo2 saves and loads. The last three exist from 0.19 on."""
+UNSHARDED_OPTIMIZERS = ("sgd", "lion", "muon")
+"""Megatron-Core's optimizers besides Adam whose state nemo2 saves and loads. The last two exist from 0.19 on."""
 
 
 def _decided_by_buffers(run: RunSettings) -> bool:

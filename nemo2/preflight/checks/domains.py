@@ -9,7 +9,7 @@ unless a row includes them.
 import math
 import numbers
 import operator
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from types import SimpleNamespace
@@ -386,13 +386,6 @@ def data_domains(data: Any) -> Mapping[str, Domain]:
     if not any(kind.__module__.startswith("nemo2.") for kind in kinds):
         return BATCH
     return FILES if hasattr(data, "paths") or hasattr(data, "max_bytes") else DATA
-
-
-def callbacks_out_of_range(callbacks: Iterable[Any]) -> Iterator[str]:
-    """Arguments of overlap callbacks, or of their nodes in a recipe, that are out of range."""
-    for index, callback in enumerate(callbacks):
-        if getattr(class_of(callback), "asks_for_overlap", False):
-            yield from out_of_range(callback, f"trainer.callbacks[{index}]", OVERLAP, others=False)
 
 
 def precision_out_of_range(plugins: Any, path: str) -> Iterator[str]:

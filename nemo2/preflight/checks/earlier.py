@@ -10,11 +10,10 @@ from nemo2.checkpoint.auto_resume import newest_to_resume, refuse_weights_only
 from nemo2.checkpoint.changes import unfit_changes, unfit_message, warn_if_trained_otherwise
 from nemo2.checkpoint.paths import checkpoint_at
 from nemo2.config.walk import node_at
-from nemo2.preflight.checks.facts import Facts
+from nemo2.preflight.checks.facts import Facts, trains
 from nemo2.preflight.checks.tokenizers import tokenizer_of
 from nemo2.training.run_dir.directory import CHECKPOINTS, DEFAULT_BASE, furthest_run, requested_version
 
-_TRAINING = ("pretrain", "finetune", "train")
 _SIZES = ("hidden_size", "ffn_hidden_size", "num_attention_heads", "kv_channels")
 """Fields that decide the shape of a weight in every family, whatever the strictness of loading."""
 
@@ -97,8 +96,3 @@ def changes_that_do_not_fit(facts: Facts) -> Iterator[str]:
     changes = unfit_changes(checkpoint, model_config=facts.config, tokenizer=tokenizer_of(facts))
     if changes:
         yield unfit_message(checkpoint, changes)
-
-
-def trains(recipe: Any) -> bool:
-    """Whether a recipe is one of training."""
-    return getattr(getattr(recipe, "__fn_or_cls__", None), "__name__", "") in _TRAINING

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Optional
 from nemo2.base.backend import extras
 from nemo2.base.counts import is_count
 from nemo2.base.errors import ConfigError
-from nemo2.config.walk import node_at
+from nemo2.config.walk import class_of, node_at
 from nemo2.mcore.parallel.layout import LAYOUT_FIELDS, Layout
 from nemo2.mcore.settle.machine import Machine
 from nemo2.mcore.settle.parts import Parts, build_parts
@@ -54,6 +54,19 @@ class Facts:
     def at(self, path: str) -> Any:
         """The node or value of the recipe at a path ("optim.config.lr"). None: there is none."""
         return node_at(self.recipe, path)
+
+    @property
+    def trains(self) -> bool:
+        """Whether the recipe is one of training."""
+        return trains(self.recipe)
+
+    @property
+    def callbacks(self) -> list[tuple[str, Any]]:
+        """The trainer's callbacks, nodes and live objects, each with its path."""
+        path, given = "trainer.callbacks", self.at("trainer.callbacks")
+        if isinstance(given, list | tuple):
+            return [(f"{path}[{index}]", one) for index, one in enumerate(given)]
+        return [] if given is None else [(path, given)]
 
     @property
     def trainer(self) -> Any:
@@ -244,3 +257,8 @@ def _derived(model: Any, name: str) -> Any:
     if name == "ffn_hidden_size" and is_count(hidden):
         return 4 * hidden
     return None
+
+
+def trains(recipe: Any) -> bool:
+    """Whether a recipe is one of training."""
+    return getattr(class_of(recipe), "__name__", "") in ("pretrain", "finetune", "train")

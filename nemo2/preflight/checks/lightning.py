@@ -5,7 +5,7 @@ Lightning checks these in its constructors, which open no file and no connection
 """
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import timedelta
 from typing import Any
 
@@ -69,17 +69,15 @@ def no_time(max_time: Any) -> bool:
     return left is not None and left <= 0
 
 
-def callback_problems(callbacks: Any, rule: str) -> Iterator[str]:
+def callback_problems(callbacks: Iterable[tuple[str, Any]], rule: str) -> Iterator[str]:
     """The errors of callbacks of nemo2 and Lightning about their arguments. Constructors of other classes are not called:
     they may do anything.
 
     Args:
-        callbacks: The value of `trainer.callbacks`: None, a node, or a list of nodes and live objects.
+        callbacks: Nodes and live objects, each with its path.
         rule: The rule of an error that names no other rule.
     """
-    listed = callbacks if isinstance(callbacks, list | tuple) else [callbacks]
-    for index, node in enumerate(listed):
-        path = "trainer.callbacks" if node is callbacks else f"trainer.callbacks[{index}]"
+    for path, node in callbacks:
         cls = class_of(node)
         if not isinstance(node, fdl.Config) or not getattr(cls, "__module__", "").startswith(_OURS):
             continue

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from nemo2.config.walk import class_of
 from nemo2.preflight.checks import domains
 from nemo2.preflight.checks.domains import out_of_range
-from nemo2.preflight.checks.earlier import trains
 from nemo2.preflight.checks.facts import Facts
 from nemo2.preflight.checks.rule import Topic
 
@@ -32,7 +31,7 @@ def _some_steps(facts: Facts) -> Iterator[str]:
     from nemo2.preflight.checks.lightning import no_time
 
     trainer = facts.trainer
-    if not trains(facts.recipe):
+    if not facts.trains:
         return
     for name in ("max_epochs", "limit_train_batches"):
         if (value := getattr(trainer, name, None)) is not None and value == 0:
@@ -50,19 +49,19 @@ def _early_stopping(facts: Facts) -> Iterator[str]:
     """
     from lightning.pytorch.callbacks import EarlyStopping
 
-    trainer, callbacks = facts.trainer, facts.at("trainer.callbacks")
-    if getattr(trainer, "limit_val_batches", None) != 0 or not trains(facts.recipe):
+    trainer = facts.trainer
+    if getattr(trainer, "limit_val_batches", None) != 0 or not facts.trains:
         return
     # Lightning's choice where the callback makes none.
     by_epoch = [getattr(trainer, name, None) in (None, 1) for name in ("val_check_interval", "check_val_every_n_epoch")]
-    for number, callback in enumerate(callbacks if isinstance(callbacks, list | tuple) else [callbacks]):
+    for path, callback in facts.callbacks:
         cls, monitor = class_of(callback), str(getattr(callback, "monitor", ""))
         if not (isinstance(cls, type) and issubclass(cls, EarlyStopping)):
             continue
         chosen = getattr(callback, "check_on_train_epoch_end", getattr(callback, "_check_on_train_epoch_end", None))
         if not (all(by_epoch) if chosen is None else chosen) or monitor.startswith("val"):
             yield (
-                f"trainer.callbacks[{number}].monitor={monitor!r}: trainer.limit_val_batches=0, so the run never validates and "
+                f"{path}.monitor={monitor!r}: trainer.limit_val_batches=0, so the run never validates and "
                 "never stops early. Set trainer.limit_val_batches to a number of batches, or remove the callback."
             )
 

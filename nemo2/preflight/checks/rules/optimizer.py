@@ -98,7 +98,7 @@ def _phases(facts: Facts) -> Iterator[str]:
 @OPTIMIZER.rule("optimizer-is-known")
 def _known(facts: Facts) -> Iterator[str]:
     """`optim.config.optimizer` must be an optimizer that nemo2 can save and resume: adam or sgd, and from Megatron-Core 0.19
-    on also muon, adaptive_muon and lion, which require the package emerging-optimizers.
+    on also muon and lion, which require the package emerging-optimizers.
 
     Otherwise: Megatron-Core raises an error when it creates the optimizer, at the first save, or when a run resumes.
     """
@@ -108,7 +108,7 @@ def _known(facts: Facts) -> Iterator[str]:
     elif facts.here and name not in ("adam", "sgd", None) and not has("emerging_optimizers"):
         yield (
             f"optim.config.optimizer={name!r} requires the package emerging-optimizers, which is not installed. Run "
-            "`pip install 'emerging-optimizers>=0.2'`, or set optim.config.optimizer=adam."
+            "`pip install 'emerging-optimizers>=0.2,<1'`, or set optim.config.optimizer=adam."
         )
     if facts.of_optimizer("use_layer_wise_distributed_optimizer"):
         yield (
@@ -195,6 +195,7 @@ def known_optimizers() -> tuple[str, ...]:
     """The optimizers that the installed Megatron-Core makes and whose state nemo2 saves and loads.
 
     Of Megatron-Core's others, SOAP's state has no form in a checkpoint, and that of the ``dist_`` ones can't be read again.
+    Adaptive muon ends at its first step: Megatron-Core 0.19's class doesn't call the constructor of emerging-optimizers 0.3.
     """
     emerging = find_spec("megatron.core.optimizer.emerging_optimizers")  # from 0.19 on
     return ("adam", *UNSHARDED_OPTIMIZERS) if emerging else ("adam", "sgd")

@@ -3,8 +3,9 @@
 
 from collections.abc import Iterator
 
+from nemo2.config.walk import class_of
 from nemo2.preflight.checks import domains
-from nemo2.preflight.checks.domains import callbacks_out_of_range, out_of_range
+from nemo2.preflight.checks.domains import out_of_range
 from nemo2.preflight.checks.facts import Facts
 from nemo2.preflight.checks.rule import Topic
 
@@ -118,7 +119,9 @@ def _arguments(facts: Facts) -> Iterator[str]:
 
     Otherwise: With `bucket_size=-1`, Megatron-Core sends each parameter in its own collective.
     """
-    yield from callbacks_out_of_range(facts.at("trainer.callbacks") or [])
+    for path, callback in facts.callbacks:
+        if getattr(class_of(callback), "asks_for_overlap", False):
+            yield from out_of_range(callback, path, domains.OVERLAP, others=False)
 
 
 @OVERLAP.settled("overlap-is-asked-for-once")

@@ -160,7 +160,7 @@ def _callbacks(facts: Facts) -> Iterator[str]:
         for path, node in iterate_nodes(facts.recipe)
         if path.startswith("trainer.callbacks") and (missing := missing_arguments(node, path))
     ]
-    yield from incomplete or callback_problems(facts.at("trainer.callbacks"), "callbacks-have-their-arguments")
+    yield from incomplete or callback_problems(facts.callbacks, "callbacks-have-their-arguments")
 
 
 @SETTINGS.rule("lightning-agrees")

@@ -26,7 +26,7 @@ def trained(
     *,
     save: str = "",
     resume: Optional[str] = None,
-    base: str = "{}/base/saved",
+    base: str = "{}/base/saved-step=1",
     kind: str = "MegatronStrategy",
     **strategy: Any,
 ) -> list[float]:
@@ -41,7 +41,7 @@ def trained(
     torch.manual_seed(1)
     model = MambaModel(NemotronHConfig8B(**small_runs.MODEL | SIZES), optim=small_runs.build_llama().optim)
     keep = ModelCheckpoint(
-        dirpath=f"{directory}/{save}", filename="saved", save_last=False, save_optim_on_train_end=True
+        dirpath=f"{directory}/{save}", filename="saved-{step}", save_last=False, save_optim_on_train_end=True
     )
     if save != "base":
         model.model_transform = LoRA(
@@ -61,18 +61,18 @@ def alone(directory: str) -> dict[str, list[float]]:
     from nemo2.hugging_face.exporting import export_weights
 
     trained(directory, 1, save="base")
-    export_weights(f"{directory}/base/saved", f"{directory}/release")
+    export_weights(f"{directory}/base/saved-step=1", f"{directory}/release")
     whole = trained(directory, STEPS)
     trained(directory, BREAK, save="broken")
     return {
         "whole": whole,
         "from a release": trained(directory, BREAK, base="hf://{}/release"),
-        "resumed": trained(directory, STEPS, resume=f"{directory}/broken/saved"),
+        "resumed": trained(directory, STEPS, resume=f"{directory}/broken/saved-step=2"),
     }
 
 
 def two_ranks(directory: str) -> dict[str, list[float]]:
-    saved, sharded = f"{directory}/broken/saved", "FSDP2Strategy"
+    saved, sharded = f"{directory}/broken/saved-step=2", "FSDP2Strategy"
     return {
         "resumed": trained(directory, STEPS, resume=saved, tensor_model_parallel_size=2),
         "sharded, resumed": trained(directory, STEPS, resume=saved, kind=sharded),
