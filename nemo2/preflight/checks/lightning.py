@@ -5,6 +5,7 @@ Lightning checks these in its constructors, which open no file and no connection
 """
 
 import logging
+import threading
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import timedelta
 from typing import Any
@@ -24,6 +25,8 @@ _ELSEWHERE = (
 _OURS = ("nemo2.", "lightning.")
 _ERRORS: dict[str, str] = {}
 """Lightning's error by the trainer's arguments. Empty: it has none."""
+_QUIET = threading.Lock()
+"""Held while logging is off. A second thread would take that for the state to restore, and leave it off for good."""
 
 
 def trainer_problems(trainer: Any, *, accelerators: tuple[str, ...]) -> Iterator[str]:
@@ -100,8 +103,10 @@ def _error(arguments: Mapping[str, Any]) -> str:
     from nemo2.training.trainer import Trainer
 
     key = repr(sorted(arguments.items()))
-    if key not in _ERRORS:
-        defaults: dict[str, Any] = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    defaults: dict[str, Any] = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    with _QUIET:
+        if key in _ERRORS:
+            return _ERRORS[key]
         known = logging.root.manager.disable
         logging.disable(logging.WARNING)
         try:

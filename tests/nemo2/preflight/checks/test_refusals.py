@@ -2,14 +2,18 @@
 """Recipes that can't run are refused before anything runs, with every reason at once."""
 
 import dataclasses
+import logging
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 import torch
 
-from nemo2 import recipes
+from nemo2 import Trainer, recipes
 from nemo2.base.errors import ConfigError
+from nemo2.config import Config
 from nemo2.preflight.checks import check_recipe, find_problems
+from nemo2.preflight.checks.lightning import trainer_problems
 
 
 def recipe(**changes: Any) -> Any:
@@ -133,3 +137,12 @@ def test_a_number_that_is_none_is_told_and_ends_no_rule(field: str, value: Any) 
     told = find_problems(recipe(**{f"model__config__{field}": value, TP: 2}))
     rule = "takes a whole number" if isinstance(value, str) else "must be"
     assert any(f"model.config.{field}={value!r}: {rule}" in words for words in told), told
+
+
+def test_checks_in_several_threads_leave_logging_on():
+    def judged(steps: int) -> list[str]:
+        return list(trainer_problems(Config(Trainer, max_steps=steps), accelerators=("auto",)))
+
+    with ThreadPoolExecutor(4) as threads:
+        assert not any(threads.map(judged, range(9001, 9041)))
+    assert logging.root.manager.disable == logging.NOTSET
