@@ -78,11 +78,10 @@ def _same_recipe(name: str, overrides: list[str], *, options: RecipeOptions) -> 
 def judgement(recipe: Any, *, name: str, machine: Machine, chosen: bool = True) -> dict[str, Any]:
     """The rules' verdict on a recipe on a machine, as plain data. ``chosen``: the user named these devices."""
     from nemo2.data.mock import is_mock
-    from nemo2.preflight.checks import RULES
     from nemo2.preflight.checks.facts import read_facts
     from nemo2.preflight.checks.find import find
     from nemo2.preflight.checks.nearest import nearest_layouts
-    from nemo2.preflight.checks.table import is_of_the_layout
+    from nemo2.preflight.checks.table import RULES, is_of_the_layout
     from nemo2.preflight.planner.size import size_of
 
     facts = read_facts(recipe, machine=machine)
@@ -149,7 +148,7 @@ def report(verdict: dict[str, Any], *, colours: bool = False) -> str:
 
 
 def _rules() -> Result:
-    from nemo2.preflight.checks import TOPICS
+    from nemo2.preflight.checks.table import TOPICS
 
     rows = [
         {"rule": rule.name, "topic": rule.topic, "says": rule.says, "otherwise": rule.otherwise}

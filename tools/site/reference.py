@@ -61,6 +61,7 @@ DOORS = (
     Door("nemo2.mcore.settle", "settle", "Functions that compute a recipe's settings on a machine."),
     Door("nemo2.preflight.explain", "settle", "Functions that report the origin of each setting."),
     Door("nemo2.base.backend", "settle", "The devices of a process."),
+    Door("nemo2.preflight.checks", "checks", "Functions that check a recipe against all rules, before anything runs."),
     Door("nemo2.preflight.rehearse", "rehearse", "Rehearsals: jobs of any size, run on meta tensors."),
     Door("nemo2.preflight.planner", "planner", "Predictions of a job's memory and time by formula."),
     Door("nemo2.errors", "errors", "The errors that nemo2 raises.", "Errors"),

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checks a recipe against all rules before anything runs, and reports every broken rule at once, with its arithmetic.
 
-`check_recipe` raises, `find_problems` lists. `RULES` is the table that both use, and the documentation too. No process
+`check_recipe` raises, `find_problems` lists. `table.RULES` is the table that both use, and the documentation too. No process
 group is created. Files are not opened, except to see that they exist.
 """
 

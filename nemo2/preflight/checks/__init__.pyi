@@ -3,5 +3,3 @@ from nemo2.preflight.checks.find import check_recipe as check_recipe
 from nemo2.preflight.checks.find import find_problems as find_problems
 from nemo2.preflight.checks.rule import Problem as Problem
 from nemo2.preflight.checks.rule import Rule as Rule
-from nemo2.preflight.checks.table import RULES as RULES
-from nemo2.preflight.checks.table import TOPICS as TOPICS

@@ -13,11 +13,14 @@ Finder = Callable[["Facts"], Iterator[str]]
 
 @dataclass(frozen=True, kw_only=True)
 class Problem:
-    """A broken rule: its name, and the message for the user."""
+    """A broken rule."""
 
     rule: str
+    """The rule's name, as in docs/checks.md."""
     topic: str
+    """The heading there."""
     message: str
+    """What the user reads: the field, its value, the requirement and the fix."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,13 +28,16 @@ class Rule:
     """A requirement of a run."""
 
     name: str
+    """As in docs/checks.md and in a refusal."""
     topic: str
+    """The heading there."""
     find: Finder
     """Yields a paragraph for each violation of the rule. Its docstring is the rule as documented: the requirement, and after
     "Otherwise:" the consequence for a run that breaks it."""
     megatron_refuses: bool
     """Whether Megatron-Core itself raises when such a model is built, possibly late and on the ranks."""
     needs_sizes: bool
+    """Whether the rule is applied only where the parallel sizes are valid numbers."""
     local: bool
     """Whether the rule is applied only to runs on this machine."""
     in_force: Callable[[], bool]

@@ -53,8 +53,10 @@ TOPICS: tuple[Topic, ...] = (
     ENVIRONMENT,
     LAST,
 )
+"""The rules by topic, in the order in which they are checked and told."""
 
 RULES: tuple[Rule, ...] = tuple(rule for topic in TOPICS for rule in topic.rules)
+"""Every rule of every topic, in that order."""
 
 LAYOUT_TOPICS = frozenset(topic.title for topic in (WORLD, TENSOR, CONTEXT, PIPELINE, EXPERTS, BATCHES))
 """Topics whose problems another layout may solve."""

@@ -10,7 +10,7 @@ import pytest
 from nemo2.cli import check as command
 from nemo2.cli.adapter import described
 from nemo2.cli.app import main
-from nemo2.preflight.checks import RULES
+from nemo2.preflight.checks.table import RULES
 
 
 def verdict(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, dict[str, Any]]:

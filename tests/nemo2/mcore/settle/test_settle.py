@@ -18,8 +18,8 @@ from nemo2.mcore.settle.parts import RULE_OF
 from nemo2.mcore.settle.run_settings import RunSettings
 from nemo2.mcore.settle.settling import settle_run
 from nemo2.models.llama import LlamaConfig
-from nemo2.preflight.checks import RULES
 from nemo2.preflight.checks.find import find
+from nemo2.preflight.checks.table import RULES
 from nemo2.recipes import deepseek_v2_lite, llama3_8b, llama3_70b, mixtral_8x7b, nemotronh_8b
 
 H100 = Machine.named("H100")

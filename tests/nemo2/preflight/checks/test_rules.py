@@ -13,8 +13,8 @@ import pytest
 
 from nemo2.base.errors import ConfigError
 from nemo2.mcore.settle.machine import Machine
-from nemo2.preflight.checks import RULES, TOPICS
 from nemo2.preflight.checks.parts import check_parts
+from nemo2.preflight.checks.table import RULES, TOPICS
 from support.megatron_verdict import verdicts
 from support.nightly import each_case, requested
 from support.rule_cases import Case, Example, problems_of, recipe_of
