@@ -77,7 +77,7 @@ class AutoResume:
       in another directory, and has gone on since
     2. ``resume_from_path``
     3. with ``resume_if_exists``, the finished checkpoint of the highest step: of any run in ``resume_from_directory``
-      if that is set, else of this run in its own directory
+      if that is set, else of this run in its own directory, since it last went back to one of them by 2
     4. ``restore_config``
     """
 

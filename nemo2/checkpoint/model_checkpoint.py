@@ -44,8 +44,8 @@ class ModelCheckpoint(Checkpoint):
     that is both saved and validated is saved after its validation, with that validation's metrics. A checkpoint never
     records the metrics of an earlier step or validation.
 
-    After each save the callback keeps the ``save_top_k`` best checkpoints by ``monitor``, and the newest. Checkpoints
-    without a validation, or whose metric isn't finite, rank last.
+    After each save the callback keeps the ``save_top_k`` best checkpoints by ``monitor``, the newest, and the one that the run
+    last went back to (``resume.resume_from_path``). Checkpoints without a validation, or whose metric isn't finite, rank last.
 
     Raises:
         ConfigError: a value out of its range.
