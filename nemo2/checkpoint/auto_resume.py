@@ -73,11 +73,11 @@ class AutoResume:
 
     The first of these that applies:
 
-    1. with ``resume_if_exists``, the newest checkpoint in the run's own directory, if the run began at a checkpoint of 2 or
-      3 in another directory and has gone on since
+    1. with ``resume_if_exists``, the newest checkpoint in the run's own directory, if the run began at a checkpoint of 2, or of 3
+      in another directory, and has gone on since
     2. ``resume_from_path``
     3. with ``resume_if_exists``, the finished checkpoint of the highest step: of any run in ``resume_from_directory``
-      if that is set, else of this run in its own directory
+      if that is set, else of this run in its own directory, since it last went back to one of them by 2
     4. ``restore_config``
     """
 
@@ -127,6 +127,12 @@ class AutoResume:
         path = self.get_trainer_ckpt_path(trainer, training=training, directory=directory)
         if path is not None:
             trainer.ckpt_path = path
+            if (
+                self.resume_from_path
+                and trainer.checkpoint_callback is not None
+                and path == checkpoint_at(self.resume_from_path)
+            ):
+                trainer.checkpoint_callback.named = path  # pyright: ignore[reportAttributeAccessIssue]
         if self.restore_config is not None and self.restore_config.load_artifacts and model is not None:
             from nemo2.checkpoint.tokenizers import take_tokenizer
 
@@ -258,10 +264,13 @@ def refuse_unresumable(directory: Path, *, max_steps: int, past_end: bool = Fals
 
 
 def _continues(own: Search, start: Optional[Path]) -> bool:
-    """Whether the run of the checkpoints ``own`` began at ``start``, a checkpoint of another run, and has gone on since."""
+    """Whether the run of the checkpoints ``own`` began at ``start``, a checkpoint of another run, or went back to ``start``, its
+    own, and has gone on since."""
     begun = None if start is None else read_manifest(start)
     if begun is None or not begun.run or own.manifest is None:
         return False
+    if own.manifest.run == begun.run:
+        return own.manifest.line[-1:] == [begun.saved_at]
     return own.manifest.lineage == [*begun.lineage, begun.run] and own.manifest.step > begun.step
 
 
@@ -349,7 +358,9 @@ def _newest(directories: list[Path], *, any_run: bool) -> Search:
             if run is not None and not belongs(manifest, run)
         }
         usable += own(stored, run)
-    for path, manifest in sorted(usable, key=lambda item: (item[1].step, item[1].saved_at)):
+    for path, manifest in sorted(
+        usable, key=lambda item: (0 if any_run else len(item[1].line), item[1].step, item[1].saved_at)
+    ):
         search.newest, search.manifest = path, manifest
         if not manifest.weights_only:
             search.whole, search.whole_step = path, manifest.step

@@ -69,6 +69,9 @@ class Manifest:
     """The id of the run that saved it, see `lineage`. "": a version without ids saved it."""
     lineage: list[str] = field(default_factory=list)
     """The ids of the runs that this run continues, oldest first."""
+    line: list[float] = field(default_factory=list)
+    """``saved_at`` of each checkpoint of this run to which the run went back (``resume.resume_from_path``), oldest first.
+    Checkpoints with a shorter list are of an earlier attempt."""
     settings: dict[str, Any] = field(default_factory=dict)
     """Facts of the run that ``context/`` doesn't contain: precision, seed, vocabulary, steps."""
     versions: dict[str, str] = field(default_factory=dict)
@@ -367,7 +370,8 @@ def name_of(unfinished: Path) -> Path:
 
 
 def finished(directory: Path) -> list[tuple[Path, Manifest]]:
-    """The finished checkpoints directly in ``directory``, oldest step first, without damaged ones."""
+    """The finished checkpoints directly in ``directory``, oldest step first, without damaged ones. After a run went back to
+    one of them, those of the attempts before precede."""
     checkpoints = []
     for path in _entries(directory):
         if path.name.startswith(".") and not _orphaned(path):
@@ -378,7 +382,7 @@ def finished(directory: Path) -> list[tuple[Path, Manifest]]:
             continue
         if manifest is not None:
             checkpoints.append((path, manifest))
-    return sorted(checkpoints, key=lambda item: (item[1].step, item[1].saved_at))
+    return sorted(checkpoints, key=lambda item: (len(item[1].line), item[1].step, item[1].saved_at))
 
 
 def without_last(path: Path) -> Path:
@@ -427,6 +431,8 @@ def _check_entries(manifest: Manifest) -> None:
             raise ValueError(f"it gives {digest!r} as the hash of {name}")
     if not isinstance(manifest.step, int) or not isinstance(manifest.saved_at, int | float):
         raise ValueError(f"its step is {manifest.step!r}, saved at {manifest.saved_at!r}")
+    if not isinstance(manifest.line, list):
+        raise ValueError(f"it went back to {manifest.line!r}")
 
 
 def _digest(data: dict[str, Any]) -> str:

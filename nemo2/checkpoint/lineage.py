@@ -10,7 +10,7 @@ run of their directory. A directory holds the checkpoints of one run: another ru
 import json
 import uuid
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Optional
 
@@ -29,15 +29,19 @@ class Run:
 
     id: str = field(default_factory=lambda: uuid.uuid4().hex[:12])
     lineage: tuple[str, ...] = ()
+    line: tuple[float, ...] = ()
+    """Of a `Manifest`."""
 
     @classmethod
     def of(cls, manifest: Optional[Manifest]) -> Optional["Run"]:
         """The run that saved a checkpoint. None: unknown."""
-        return cls(id=manifest.run, lineage=tuple(manifest.lineage)) if manifest is not None and manifest.run else None
+        if manifest is None or not manifest.run:
+            return None
+        return cls(id=manifest.run, lineage=tuple(manifest.lineage), line=tuple(manifest.line))
 
     def signature(self) -> dict[str, Any]:
         """The fields of a `Manifest` with these values."""
-        return {"run": self.id, "lineage": list(self.lineage)}
+        return {"run": self.id, "lineage": list(self.lineage), "line": list(self.line)}
 
 
 def run_of(directory: Path) -> Optional[Run]:
@@ -45,8 +49,9 @@ def run_of(directory: Path) -> Optional[Run]:
     file = directory / RUN_FILE
     try:
         data = read_json(file)
-        return Run(id=str(data["id"]), lineage=tuple(map(str, data["lineage"])))
-    except (CheckpointError, KeyError, TypeError):
+        ids = {"id": str(data["id"]), "lineage": tuple(map(str, data["lineage"]))}
+        return Run(**ids, line=tuple(map(float, data.get("line", ()))))
+    except (CheckpointError, KeyError, TypeError, ValueError):
         return None
 
 
@@ -84,11 +89,15 @@ def another_run(directory: Path, results: str, owner: str, run: Run) -> Checkpoi
     )
 
 
-def begin(directory: Path, checkpoint: Optional[Path]) -> Run:
+def begin(directory: Path, checkpoint: Optional[Path], *, named: bool = False) -> Run:
     """The run of `run_from`, which is recorded in ``directory``. Only the process with the lock calls it. Raises as
-    `run_from`; the directory is then unchanged."""
-    run = run_from(directory, checkpoint)
-    if run != run_of(directory):
+    `run_from`; the directory is then unchanged. ``named``: the user named ``checkpoint``, to which the run goes back if it is
+    its own."""
+    run, before = run_from(directory, checkpoint), run_of(directory)
+    manifest = read_manifest(checkpoint) if checkpoint is not None and named else None
+    if manifest is not None and manifest.run == run.id:
+        run = replace(run, line=(*(run if before is None else before).line, manifest.saved_at))
+    if run != before:
         _record(directory, run)
     return run
 

@@ -18,7 +18,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_info  # pyright: ign
 from nemo2.base import ranks
 from nemo2.base.errors import CheckpointError, ConfigError
 from nemo2.base.names import check_choice, did_you_mean
-from nemo2.checkpoint.directory import LAST_SUFFIX, Manifest, finished, remove, saving_to, without_last
+from nemo2.checkpoint.directory import LAST_SUFFIX, Manifest, commit, finished, remove, saving_to, without_last
 from nemo2.checkpoint.leftovers import clean_up
 from nemo2.checkpoint.lineage import Run, begin, own
 from nemo2.checkpoint.lock import DirectoryLock
@@ -44,8 +44,8 @@ class ModelCheckpoint(Checkpoint):
     that is both saved and validated is saved after its validation, with that validation's metrics. A checkpoint never
     records the metrics of an earlier step or validation.
 
-    After each save the callback keeps the ``save_top_k`` best checkpoints by ``monitor``, and the newest. Checkpoints
-    without a validation, or whose metric isn't finite, rank last.
+    After each save the callback keeps the ``save_top_k`` best checkpoints by ``monitor``, the newest, and the one that the run
+    last went back to (``resume.resume_from_path``). Checkpoints without a validation, or whose metric isn't finite, rank last.
 
     Raises:
         ConfigError: a value out of its range.
@@ -125,6 +125,8 @@ class ModelCheckpoint(Checkpoint):
         self._lock: Optional[DirectoryLock] = None
         self._run: Optional[Run] = None
         """The run that these checkpoints belong to. Set on rank 0 only."""
+        self.named: Optional[Path] = None
+        """The checkpoint from which the user has asked the run to resume. `AutoResume` sets it."""
         self._due = False
         """Whether to save after the validation that follows this step."""
         self._validated_step = -1
@@ -206,7 +208,11 @@ class ModelCheckpoint(Checkpoint):
 
     def _begin(self, trainer: pl.Trainer) -> None:
         if self._run is None or trainer.ckpt_path or trainer.global_step == 0:  # else a second fit continues the run
-            self._run = begin(Path(str(self.dirpath)), Path(trainer.ckpt_path) if trainer.ckpt_path else None)
+            checkpoint = Path(trainer.ckpt_path) if trainer.ckpt_path else None
+            self._run = begin(
+                Path(str(self.dirpath)), checkpoint, named=checkpoint is not None and checkpoint == self.named
+            )
+            self.named = None
 
     def on_train_batch_start(self, trainer: pl.Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
         self._earlier = self._latest
@@ -340,13 +346,18 @@ class ModelCheckpoint(Checkpoint):
         trainer.strategy.barrier()
 
     def _retain(self, newest: Path) -> None:
-        for path, _ in own(finished(newest.parent), self._run):
+        for path, manifest in own(finished(newest.parent), self._run):
             plain = without_last(path)
-            if path != newest and path != plain and not plain.exists():
-                path.rename(plain)
+            if path != newest and path != plain:
+                # A run that went back to an earlier step has saved this step before, under the same name.
+                commit(path, plain, manifest.run) if plain.exists() else path.rename(plain)
         checkpoints = own(finished(newest.parent), self._run)
         ranked = self._ranked(checkpoints)
         keep = {path for path, _ in (ranked if self.save_top_k == -1 else ranked[: self.save_top_k])} | {newest}
+        # The same command names it again.
+        keep |= {
+            path for path, manifest in ranked if self._run is not None and manifest.saved_at in self._run.line[-1:]
+        }
         for best, manifest in [item for item in ranked if item[0] in keep][:1]:
             self.best_model_path = str(best)
             self.best_model_score = manifest.finite_metric(self.monitor)
@@ -361,10 +372,10 @@ class ModelCheckpoint(Checkpoint):
     def _ranked(self, checkpoints: list[tuple[Path, Manifest]]) -> list[tuple[Path, Manifest]]:
         sign = 1 if self.mode == "min" else -1
 
-        def rank(item: tuple[Path, Manifest]) -> tuple[int, float, int]:
-            value = item[1].finite_metric(self.monitor)
+        def rank(item: tuple[Path, Manifest]) -> tuple[int, float, int, int]:
+            value, age = item[1].finite_metric(self.monitor), (-len(item[1].line), -item[1].step)
             # Checkpoints without a finite value rank after the others, newest first.
-            return (0, sign * value, -item[1].step) if value is not None else (1, 0.0, -item[1].step)
+            return (0, sign * value, *age) if value is not None else (1, 0.0, *age)
 
         return sorted(checkpoints, key=rank)
 

@@ -10,7 +10,7 @@ from typing import Optional
 from nemo2.base.backend.extras import install
 from nemo2.base.errors import CheckpointError, ConfigError
 from nemo2.base.files import update_with_samples
-from nemo2.checkpoint.directory import WEIGHTS_PATH, finished, read_manifest
+from nemo2.checkpoint.directory import WEIGHTS_PATH, finished, read_manifest, without_last
 from nemo2.checkpoint.foreign_files import nemo_adapters
 from nemo2.data.home import models_home
 
@@ -26,8 +26,10 @@ _DOWNLOADED = ("*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "*.tikt
 
 def checkpoint_at(path: str) -> Path:
     """The checkpoint that a path names: its folder, or the newest checkpoint in the folder of a run. ``nemo://name``
-    stands for an imported model. A folder without a finished checkpoint of nemo2 is returned unchanged."""
+    stands for an imported model. A checkpoint that was named as the last of its run is found after a newer one has become the
+    last. A folder without a finished checkpoint of nemo2 is returned unchanged."""
     folder = models_home() / path.removeprefix(IMPORTED) if path.startswith(IMPORTED) else Path(path).expanduser()
+    folder = folder if folder.exists() or not without_last(folder).exists() else without_last(folder)
     return folder if read_manifest(folder) is not None else next(iter(checkpoints_of_runs(folder)), folder)
 
 

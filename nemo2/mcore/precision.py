@@ -156,12 +156,12 @@ class MegatronMixedPrecision(MixedPrecision):
         fp8_param_gather: Keep parameters in fp8 and gather them in fp8. None: False.
         fp4, fp4_recipe: The same as ``fp8`` and ``fp8_recipe``, for 4 bit. Need a Blackwell GPU.
         fp16_loss_scale: A fixed loss scale. None: a dynamic loss scale, which starts at ``fp16_initial_loss_scale``,
-            halves after ``fp16_hysteresis`` overflows, and doubles after ``fp16_loss_scale_window`` steps without an
-            overflow.
+            halves at each overflow from the ``fp16_hysteresis``-th on until it has doubled, and doubles after
+            ``fp16_loss_scale_window`` steps without an overflow.
         fp16_initial_loss_scale: The first value of a dynamic loss scale.
         fp16_min_loss_scale: The least value of a dynamic loss scale.
         fp16_loss_scale_window: Steps without an overflow after which a dynamic loss scale doubles.
-        fp16_hysteresis: Overflows after which a dynamic loss scale halves.
+        fp16_hysteresis: The first of the overflows at which a dynamic loss scale halves.
         num_layers_at_start_in_bf16: First layers to keep in bf16, with ``first_last_layers_bf16``.
         num_layers_at_end_in_bf16: Last layers to keep in bf16, with ``first_last_layers_bf16``.
         reuse_grad_buf_for_mxfp8_param_ag: With "mxfp8": gather parameters through the buffer of gradients, which saves

@@ -118,10 +118,9 @@ def default_finetune_log(
     tensorboard_logger: Optional[Config[Any]] = None,
     wandb_logger: Optional[Config[Any]] = None,
 ) -> Config[Any]:
-    """Save a checkpoint every 50 steps, and keep the two with the lowest validation loss and the last one.
+    """Save a checkpoint every 50 steps, and keep two and the last one: those of validated steps by their loss, then the newest.
 
-    If the last checkpoint is one of the best, it is a link. ``dir`` and ``name`` as in
-    `nemo2.recipes.log.default.default_log`.
+    ``dir`` and ``name`` as in `nemo2.recipes.log.default.default_log`.
     """
     from nemo2.recipes.log.default import default_log
 

@@ -33,7 +33,7 @@ def default_log(
     tensorboard_logger: Optional[Config] = None,
     wandb_logger: Optional[Config] = None,
 ) -> Config:
-    """Save a checkpoint every 15 minutes, and keep the ten with the lowest validation loss and the last one.
+    """Save a checkpoint every 15 minutes, and keep ten and the last one: those of validated steps by their loss, then the newest.
 
     ``dir`` holds all runs; None selects the logger's default. ``name`` is this run's folder in it.
     """

@@ -13,7 +13,8 @@ import pytest
 from nemo2.base.errors import CheckpointError, RunFinished
 from nemo2.base.noise import send_to
 from nemo2.checkpoint.auto_resume import AutoResume, RestoreConfig
-from nemo2.checkpoint.lineage import begin
+from nemo2.checkpoint.directory import finished
+from nemo2.checkpoint.lineage import Run, begin, run_of
 from support import small_runs
 from support.saved_checkpoints import saved
 
@@ -163,6 +164,30 @@ def test_the_same_command_goes_on_from_what_the_run_has_saved_since_it_began_els
     shutil.rmtree(later)
     saved(own / "step=6", 6, run="own", lineage=["before", "another"])
     assert AutoResume(**named).setup(trainer(own)) == there, "a checkpoint of another run is named"
+
+
+def test_a_run_that_went_back_to_its_own_checkpoint_goes_on_from_what_it_has_saved_since(tmp_path):
+    steps = {step: saved(tmp_path / f"step={step}", step, run="own", saved_at=float(step)) for step in (3, 6, 9)}
+    (tmp_path / ".run").write_text('{"id": "own", "lineage": []}')
+    command = AutoResume(resume_from_path=str(steps[3]), resume_if_exists=True)
+    a_trainer = trainer(tmp_path)
+    assert command.setup(a_trainer) == a_trainer.checkpoint_callback.named == steps[3]
+    run = begin(tmp_path, steps[3], named=True)
+    assert begin(tmp_path, steps[3]) == Run(id="own"), "only a named one is gone back to"
+    assert begin(tmp_path, steps[3], named=True) == run == run_of(tmp_path)
+    later = saved(tmp_path / "again-4", 4, saved_at=10.0, **run.signature())
+    for resume in (command, AutoResume(resume_if_exists=True)):
+        a_trainer = trainer(tmp_path, max_steps=9)
+        assert resume.setup(a_trainer) == resume.checkpoint_in(tmp_path) == later
+        assert not hasattr(a_trainer.checkpoint_callback, "named")
+    assert begin(tmp_path, later) == run
+    renamed = AutoResume(resume_from_path=str(steps[6]) + "-last").setup(trainer(tmp_path))
+    assert renamed == steps[6], "the last checkpoint is renamed when a newer one is saved"
+    # Another of its checkpoints is gone back to, also one of the attempt before.
+    other = AutoResume(resume_from_path=str(steps[6]), resume_if_exists=True)
+    assert other.setup(trainer(tmp_path)) == steps[6]
+    assert begin(tmp_path, steps[6], named=True).line == (3.0, 6.0)
+    assert [path.name for path, _ in finished(tmp_path)] == ["step=3", "step=6", "step=9", "again-4"]
 
 
 def test_a_model_that_was_never_imported_is_told_with_the_command_that_imports_it(tmp_path, monkeypatch):

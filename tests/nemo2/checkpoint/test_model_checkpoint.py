@@ -133,6 +133,25 @@ def test_a_resumed_run_ranks_what_the_first_one_left(tmp_path):
     assert names == ["step=4", "step=6", "step=7-last"]
 
 
+def test_a_run_that_goes_back_replaces_what_it_had_saved_and_keeps_its_new_attempt(tmp_path):
+    trainer: Any = FakeTrainer()
+    callback = keeping(tmp_path, save_top_k=3, monitor=None)
+
+    def trained(*steps: int, start: str | None = None) -> list[str]:
+        trainer.ckpt_path = tmp_path / start if start else None
+        callback.on_train_start(trainer.at(steps[0] - 1), trainer.lightning_module)
+        for step in steps:
+            callback.save(trainer.at(step))
+        return [path.name for path, _ in finished(tmp_path)]
+
+    assert trained(2, 4, 6) == ["step=2", "step=4", "step=6-last"]
+    callback.named = tmp_path / "step=2"
+    assert trained(5, start="step=2") == ["step=2", "step=4", "step=6", "step=5-last"], "the command names step 2 again"
+    assert trained(6, start="step=5-last") == ["step=2", "step=6", "step=5", "step=6-last"]
+    assert trained(7, start="step=6-last") == ["step=2", "step=5", "step=6", "step=7-last"]
+    assert [len(manifest.line) for _, manifest in finished(tmp_path)] == [0, 1, 1, 1]
+
+
 @pytest.mark.parametrize(
     ("monitor", "validated", "logged", "warned"),
     [
