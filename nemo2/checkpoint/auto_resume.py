@@ -270,7 +270,7 @@ def _continues(own: Search, start: Optional[Path]) -> bool:
     if begun is None or not begun.run or own.manifest is None:
         return False
     if own.manifest.run == begun.run:
-        return own.manifest.line[-1:] == [begun.saved_at]
+        return own.manifest.returned_to[-1:] == [begun.saved_at]
     return own.manifest.lineage == [*begun.lineage, begun.run] and own.manifest.step > begun.step
 
 
@@ -359,7 +359,7 @@ def _newest(directories: list[Path], *, any_run: bool) -> Search:
         }
         usable += own(stored, run)
     for path, manifest in sorted(
-        usable, key=lambda item: (0 if any_run else len(item[1].line), item[1].step, item[1].saved_at)
+        usable, key=lambda item: (0 if any_run else len(item[1].returned_to), item[1].step, item[1].saved_at)
     ):
         search.newest, search.manifest = path, manifest
         if not manifest.weights_only:

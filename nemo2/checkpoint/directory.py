@@ -69,7 +69,7 @@ class Manifest:
     """The id of the run that saved it, see `lineage`. "": a version without ids saved it."""
     lineage: list[str] = field(default_factory=list)
     """The ids of the runs that this run continues, oldest first."""
-    line: list[float] = field(default_factory=list)
+    returned_to: list[float] = field(default_factory=list)
     """``saved_at`` of each checkpoint of this run to which the run went back (``resume.resume_from_path``), oldest first.
     Checkpoints with a shorter list are of an earlier attempt."""
     settings: dict[str, Any] = field(default_factory=dict)
@@ -382,7 +382,7 @@ def finished(directory: Path) -> list[tuple[Path, Manifest]]:
             continue
         if manifest is not None:
             checkpoints.append((path, manifest))
-    return sorted(checkpoints, key=lambda item: (len(item[1].line), item[1].step, item[1].saved_at))
+    return sorted(checkpoints, key=lambda item: (len(item[1].returned_to), item[1].step, item[1].saved_at))
 
 
 def without_last(path: Path) -> Path:
@@ -431,8 +431,8 @@ def _check_entries(manifest: Manifest) -> None:
             raise ValueError(f"it gives {digest!r} as the hash of {name}")
     if not isinstance(manifest.step, int) or not isinstance(manifest.saved_at, int | float):
         raise ValueError(f"its step is {manifest.step!r}, saved at {manifest.saved_at!r}")
-    if not isinstance(manifest.line, list):
-        raise ValueError(f"it went back to {manifest.line!r}")
+    if not isinstance(manifest.returned_to, list):
+        raise ValueError(f"it went back to {manifest.returned_to!r}")
 
 
 def _digest(data: dict[str, Any]) -> str:

@@ -29,7 +29,7 @@ class Run:
 
     id: str = field(default_factory=lambda: uuid.uuid4().hex[:12])
     lineage: tuple[str, ...] = ()
-    line: tuple[float, ...] = ()
+    returned_to: tuple[float, ...] = ()
     """Of a `Manifest`."""
 
     @classmethod
@@ -37,11 +37,11 @@ class Run:
         """The run that saved a checkpoint. None: unknown."""
         if manifest is None or not manifest.run:
             return None
-        return cls(id=manifest.run, lineage=tuple(manifest.lineage), line=tuple(manifest.line))
+        return cls(id=manifest.run, lineage=tuple(manifest.lineage), returned_to=tuple(manifest.returned_to))
 
     def signature(self) -> dict[str, Any]:
         """The fields of a `Manifest` with these values."""
-        return {"run": self.id, "lineage": list(self.lineage), "line": list(self.line)}
+        return {"run": self.id, "lineage": list(self.lineage), "returned_to": list(self.returned_to)}
 
 
 def run_of(directory: Path) -> Optional[Run]:
@@ -50,7 +50,7 @@ def run_of(directory: Path) -> Optional[Run]:
     try:
         data = read_json(file)
         ids = {"id": str(data["id"]), "lineage": tuple(map(str, data["lineage"]))}
-        return Run(**ids, line=tuple(map(float, data.get("line", ()))))
+        return Run(**ids, returned_to=tuple(map(float, data.get("returned_to", ()))))
     except (CheckpointError, KeyError, TypeError, ValueError):
         return None
 
@@ -96,7 +96,7 @@ def begin(directory: Path, checkpoint: Optional[Path], *, named: bool = False) -
     run, before = run_from(directory, checkpoint), run_of(directory)
     manifest = read_manifest(checkpoint) if checkpoint is not None and named else None
     if manifest is not None and manifest.run == run.id:
-        run = replace(run, line=(*(run if before is None else before).line, manifest.saved_at))
+        run = replace(run, returned_to=(*(run if before is None else before).returned_to, manifest.saved_at))
     if run != before:
         _record(directory, run)
     return run

@@ -356,7 +356,9 @@ class ModelCheckpoint(Checkpoint):
         keep = {path for path, _ in (ranked if self.save_top_k == -1 else ranked[: self.save_top_k])} | {newest}
         # The same command names it again.
         keep |= {
-            path for path, manifest in ranked if self._run is not None and manifest.saved_at in self._run.line[-1:]
+            path
+            for path, manifest in ranked
+            if self._run is not None and manifest.saved_at in self._run.returned_to[-1:]
         }
         for best, manifest in [item for item in ranked if item[0] in keep][:1]:
             self.best_model_path = str(best)
@@ -373,7 +375,7 @@ class ModelCheckpoint(Checkpoint):
         sign = 1 if self.mode == "min" else -1
 
         def rank(item: tuple[Path, Manifest]) -> tuple[int, float, int, int]:
-            value, age = item[1].finite_metric(self.monitor), (-len(item[1].line), -item[1].step)
+            value, age = item[1].finite_metric(self.monitor), (-len(item[1].returned_to), -item[1].step)
             # Checkpoints without a finite value rank after the others, newest first.
             return (0, sign * value, *age) if value is not None else (1, 0.0, *age)
 

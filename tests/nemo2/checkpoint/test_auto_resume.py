@@ -186,7 +186,7 @@ def test_a_run_that_went_back_to_its_own_checkpoint_goes_on_from_what_it_has_sav
     # Another of its checkpoints is gone back to, also one of the attempt before.
     other = AutoResume(resume_from_path=str(steps[6]), resume_if_exists=True)
     assert other.setup(trainer(tmp_path)) == steps[6]
-    assert begin(tmp_path, steps[6], named=True).line == (3.0, 6.0)
+    assert begin(tmp_path, steps[6], named=True).returned_to == (3.0, 6.0)
     assert [path.name for path, _ in finished(tmp_path)] == ["step=3", "step=6", "step=9", "again-4"]
 
 

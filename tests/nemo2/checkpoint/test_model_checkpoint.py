@@ -149,7 +149,7 @@ def test_a_run_that_goes_back_replaces_what_it_had_saved_and_keeps_its_new_attem
     assert trained(5, start="step=2") == ["step=2", "step=4", "step=6", "step=5-last"], "the command names step 2 again"
     assert trained(6, start="step=5-last") == ["step=2", "step=6", "step=5", "step=6-last"]
     assert trained(7, start="step=6-last") == ["step=2", "step=5", "step=6", "step=7-last"]
-    assert [len(manifest.line) for _, manifest in finished(tmp_path)] == [0, 1, 1, 1]
+    assert [len(manifest.returned_to) for _, manifest in finished(tmp_path)] == [0, 1, 1, 1]
 
 
 @pytest.mark.parametrize(
