@@ -52,7 +52,8 @@ def import_ckpt(
         source: ``hf://organisation/name``, ``hf:///folder``, or a folder of Hugging Face's, NeMo 2.0's or
             Megatron-LM's. An adapter of ``peft`` works too (`nemo2.hugging_face.adapter_import`).
         output_path: The checkpoint's directory. None: ``organisation/name``, with ``@revision`` if the source has one, or the
-            folder's name in `models_home`, where ``nemo://organisation/name`` finds it. An existing checkpoint there is returned unchanged.
+            folder's name in `models_home`, where ``nemo://organisation/name`` finds it. An existing checkpoint there is
+            returned unchanged.
         overwrite: Replace an existing checkpoint.
         dtype: The dtype of the weights. None: the source's.
         show_progress: Show a bar with the bytes and the remaining time. None: show it if standard error is a terminal.

@@ -261,11 +261,11 @@ def test_adapters_beside_modules_that_were_trained_in_full_are_merged():
     from nemo2.llm.engines import why_vllm_takes_no_adapters
     from nemo2.models.peft import LoRA
 
-    for modules, why in (["output_layer"], "trained in full (output_layer)"), (None, None):
+    for modules, why in (["output_layer"], "trained in full (output_layer)"), (None, "None"):
         model = SimpleNamespace(
             model_transform=LoRA(modules_to_save=modules), config=SimpleNamespace(num_moe_experts=None)
         )
-        assert (told := why_vllm_takes_no_adapters(model)) == why or why in (told or "")
+        assert why in str(why_vllm_takes_no_adapters(model))
 
 
 @pytest.mark.parametrize("kind", ["model", "merged", "adapters"])
