@@ -344,6 +344,12 @@ EXAMPLES: tuple[Example, ...] = (
         "peft.target_modules=[linear_qkv]",
         recipe="llama3_8b:lora",
     ),
+    example(
+        "adapters-read-whole-weights",
+        "trainer.strategy=FSDPStrategy",
+        "trainer.strategy=FSDP2Strategy",
+        recipe="llama3_8b:dora",
+    ),
     # Overlapped communication
     example(
         "gathered-parameters-are-sharded",

@@ -137,4 +137,5 @@ def report_of(tokenizer: Any, records: list[Any], **settings: Any) -> Any:
     bad, source = BadRecords(limits, report), data.source("train")
     assert source is not None
     list(encode_all(source.records(bad), data.encoder(), limits=limits, bad=bad))
+    bad.refuse_unused()
     return report

@@ -51,8 +51,9 @@ def import_ckpt(
             configuration: the source's own description.
         source: ``hf://organisation/name``, ``hf:///folder``, or a folder of Hugging Face's, NeMo 2.0's or
             Megatron-LM's. An adapter of ``peft`` works too (`nemo2.hugging_face.adapter_import`).
-        output_path: The checkpoint's directory. None: ``organisation/name`` or the folder's name in `models_home`,
-            where ``nemo://organisation/name`` finds it. An existing checkpoint there is returned unchanged.
+        output_path: The checkpoint's directory. None: ``organisation/name``, with ``@revision`` if the source has one, or the
+            folder's name in `models_home`, where ``nemo://organisation/name`` finds it. An existing checkpoint there is
+            returned unchanged.
         overwrite: Replace an existing checkpoint.
         dtype: The dtype of the weights. None: the source's.
         show_progress: Show a bar with the bytes and the remaining time. None: show it if standard error is a terminal.
@@ -70,7 +71,7 @@ def import_ckpt(
     if not source:
         raise ConfigError("import_ckpt requires a source: hf://organisation/name, or a folder with weights.")
     source = str(source)
-    target = Path(output_path).expanduser() if output_path is not None else models_home() / name_of_weights(source)
+    target = Path(output_path).expanduser() if output_path is not None else models_home() / _name_at_home(source)
     if output_path is None and not overwrite and read_manifest(target) is not None:
         _log.info("%s is already in %s. Set overwrite=True to import it again.", source, target)
         return target
@@ -93,6 +94,12 @@ def import_ckpt(
         )
     checkpoint = Checkpoint.open(source)
     return write_checkpoint(checkpoint.tensors(config), target, tokenizer=checkpoint.tokenizer(), **options)
+
+
+def _name_at_home(source: str) -> str:
+    """The name of imported weights in `models_home`. That of a repository has its revision, whose weights are others."""
+    on_hub = source.startswith(HUGGING_FACE) and not source.startswith(f"{HUGGING_FACE}/")
+    return source.removeprefix(HUGGING_FACE) if on_hub else name_of_weights(source)
 
 
 def export_ckpt(

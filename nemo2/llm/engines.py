@@ -147,10 +147,12 @@ def refuse_unknown_options(engine: Engine, options: ServingOptions) -> None:
 
 def why_vllm_takes_no_adapters(model: Any) -> Optional[str]:
     """Why vLLM can't load a run's adapters beside their base model. None: it can. vLLM supports one rank and one
-    scale for all modules, and no row lengths (vllm/lora/peft_helper.py)."""
+    scale for all modules, no row lengths, and no ``modules_to_save`` (vllm/lora/peft_helper.py)."""
     method = model.model_transform
     if type(method) is not LoRA:
         return f"vLLM doesn't load {type(method).__name__}"
+    if method.modules_to_save:
+        return f"vLLM doesn't load modules that were trained in full ({', '.join(method.modules_to_save)})"
     if method.dim > _LORA_RANKS[-1]:
         return f"vLLM supports ranks up to {_LORA_RANKS[-1]}, but these adapters have rank {method.dim}"
     if model.config.num_moe_experts:

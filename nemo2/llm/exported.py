@@ -6,6 +6,7 @@ rewritten checkpoint therefore gets a new folder, and a checkpoint that was move
 """
 
 import os
+import shlex
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -46,16 +47,14 @@ class Form:
     @property
     def commands(self) -> list[str]:
         """The commands that create the same form, one per line."""
-        here, there = self.checkpoint, self.folder
+        here, there = str(self.checkpoint), str(self.folder)
         if self.kind == "adapters":
-            return [f'python -c \'from nemo2 import llm; llm.peft.export_lora("{here}", "{there}")\'']
-        export = f"nemo2 export {{}} --dtype {self.dtype} --output {there}"
-        if self.kind == "model":
-            return [export.format(here)]
-        return [
-            f"nemo2 export {here} --merge --to checkpoint --output {there}-checkpoint",
-            export.format(f"{there}-checkpoint"),
-        ]
+            return [shlex.join(["python", "-c", f"from nemo2 import llm; llm.peft.export_lora({here!r}, {there!r})"])]
+        merged = f"{there}-checkpoint"
+        merge = ["nemo2", "export", here, "--merge", "--to", "checkpoint", "--output", merged]
+        source = here if self.kind == "model" else merged
+        export = ["nemo2", "export", source, "--dtype", self.dtype, "--output", there]
+        return [shlex.join(one) for one in ([export] if self.kind == "model" else [merge, export])]
 
     def make(self) -> Path:
         """Create the folder if it doesn't exist, and return it.

@@ -31,7 +31,7 @@ from nemo2.data.tokenizer import Tokenizer
 from nemo2.mcore.parallel.cuda_graphs import kind_of
 
 _log = logging.getLogger(__name__)
-_FORMAT = 2
+_FORMAT = 3
 _KERNEL_MULTIPLE = 16
 """Low-precision kernels need lengths that are multiples of 16."""
 
@@ -273,7 +273,7 @@ class SampleDataModule(MegatronDataModule):
             report = Report()
             bad = BadRecords(limits, report)
             encoded = encode_all(source.records(bad), encoder, limits=limits, bad=bad, threads=self.memmap_workers)
-            write_samples(folder, "samples", _some(encoded, source, report), report)
+            write_samples(folder, "samples", _some(encoded, source, bad), report)
             samples = Samples(folder, "samples")
         summary = samples.report
         (_log.warning if summary.places else _log.info)("%s samples (%s): %s", split, source.name, summary)
@@ -352,11 +352,12 @@ class SampleDataModule(MegatronDataModule):
         )
 
 
-def _some(samples: Any, source: Source, report: Report) -> Any:
-    """The samples, after a check that there is at least one."""
+def _some(samples: Any, source: Source, bad: BadRecords) -> Any:
+    """The samples of all records, and then a check that there is at least one and that they show what all records have."""
     yield from samples
-    if report.samples == 0:
-        raise nothing_left(source.name, report)
+    if bad.into.samples == 0:
+        raise nothing_left(source.name, bad.into)
+    bad.refuse_unused()
 
 
 def _fullness(samples: Samples, members: np.ndarray, ends: np.ndarray, capacity: int) -> Fullness:

@@ -60,10 +60,12 @@ def check_records(
         try:
             encoder.check(record)
             unencoded += 1
+            bad.see(encoder.unused(record))
         except Empty as why:
             report.note(EMPTY, where, str(why))
         except Malformed as why:
             bad.report(where, str(why))
+    bad.refuse_unused()
     if next(every, None) is not None:
         return
     samples = len(lengths) + unencoded

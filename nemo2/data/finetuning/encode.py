@@ -99,11 +99,14 @@ class Limits:
 
 
 class BadRecords(BadInput):
-    """Malformed records, which are also counted in a report."""
+    """Malformed records, which are also counted in a report, and fields that no record's sample shows."""
 
     def __init__(self, limits: Limits, report: Report) -> None:
         super().__init__(policy=limits.on_bad_line, limit=limits.max_bad_lines)
         self.into = report
+        self.unused: Optional[Collection[str]] = None
+        """The fields that all good records so far have and no template names. None: there are no such records."""
+        self.seen = 0
 
     @property
     def how_to_skip(self) -> str:
@@ -113,6 +116,20 @@ class BadRecords(BadInput):
         super().report(where, why)
         self.into.records += 1
         self.into.note(_MALFORMED, where, why)
+
+    def see(self, unused: Collection[str]) -> None:
+        """Record the fields of a good record that no template names."""
+        self.unused = unused if self.unused is None else [name for name in self.unused if name in unused]
+        self.seen += 1
+
+    def refuse_unused(self) -> None:
+        """Called after the last record.
+
+        Raises:
+            DataError: all records have a field that no template names.
+        """
+        for name in self.unused or ():
+            raise DataError(f"All {counted(self.seen, 'record')}: {not_shown(name)}")
 
 
 def encode_all(
@@ -125,10 +142,8 @@ def encode_all(
         threads: The number of threads. Tokenizers written in Rust release Python's lock, so several threads are faster.
 
     Raises:
-        DataError: a record is malformed or too long, and the limits say "fail"; or all records have a field that no template
-            names.
+        DataError: a record is malformed or too long, and the limits say "fail".
     """
-    in_all: Optional[Collection[str]] = None
     for where, fate in _fates(records, encoder, limits.max_tokens, threads):
         if isinstance(fate, Malformed):
             bad.report(where, str(fate))
@@ -163,15 +178,13 @@ def encode_all(
             report.note(_UNREAD, where, ", ".join(map(repr, (*sample.unused, *sample.beside))))
         if sample.lost is not None:
             report.note(_LOST, where, sample.lost)
-        in_all = sample.unused if in_all is None else [name for name in in_all if name in sample.unused]
+        bad.see(sample.unused)
         if sample.special is not None:
             report.note(_AS_TEXT if limits.on_special_token == "text" else _SPECIAL, where, repr(sample.special))
         report.samples += 1
         report.tokens += len(sample.ids)
         report.trained_tokens += sample.num_trained
         yield sample
-    for name in in_all or ():
-        raise DataError(f"All {counted(bad.into.samples, 'record')}: {not_shown(name)}")
 
 
 Fate = Malformed | Empty | tuple[Sample, int]

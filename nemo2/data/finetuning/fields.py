@@ -2,14 +2,16 @@
 """Recognises the usual forms of records of text fields: input and output, Alpaca's instructions, prompts with
 completions, questions with answers, and plain text."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Optional
 
 from nemo2.base.advice import dataset_setting
+from nemo2.base.errors import ConfigError
+from nemo2.base.names import did_you_mean
 from nemo2.data.finetuning.dialects import has_messages
 from nemo2.data.finetuning.sample import DESCRIPTIONS, Encoder, Malformed, Sample, strings_in
-from nemo2.data.finetuning.template import TemplateEncoder
+from nemo2.data.finetuning.template import DEFAULT_FIELD, TemplateEncoder
 
 
 class Form(NamedTuple):
@@ -59,18 +61,36 @@ class FieldsEncoder(Encoder):
 
     Attributes:
         settings: The settings of a template. Its template is replaced by the record's form.
+        truncation_field: The field that is truncated in a sample that is too long. A record whose prompt lacks it truncates the
+            last field of its prompt. None: the sample's end is truncated.
+
+    Raises:
+        ConfigError: no form has ``truncation_field``.
     """
 
     settings: TemplateEncoder
+    truncation_field: Optional[str] = DEFAULT_FIELD
     _encoders: dict[Any, TemplateEncoder] = field(default_factory=dict, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        names = list(dict.fromkeys(name for form in FORMS for name in (form.question, form.extra) if name is not None))
+        if self.truncation_field not in (None, *names):
+            raise ConfigError(
+                f"truncation_field={self.truncation_field!r} is no field of a prompt{did_you_mean(self.truncation_field, names)} "
+                "To truncate another field, name it in prompt_template."
+            )
 
     @property
     def identity(self) -> Mapping[str, Any]:
-        return {**self.settings.identity, "encoder": "fields", "forms": [list(form) for form in FORMS]}
+        own = {"encoder": "fields", "truncation_field": self.truncation_field}
+        return {**self.settings.identity, **own, "forms": [list(form) for form in FORMS]}
 
     def check(self, record: Any) -> None:
         encoder, _, _ = self._reading(record)
         encoder.check(record)
+
+    def unused(self, record: Any) -> Collection[str]:
+        return self._reading(record)[1]
 
     def encode(self, record: Any) -> Sample:
         encoder, unused, beside = self._reading(record)
@@ -124,9 +144,14 @@ class FieldsEncoder(Encoder):
                 self.settings,
                 prompt_template=form.template(with_extra=with_extra),
                 label_key=form.answer,
-                truncation_field=form.extra if with_extra else form.question,
+                truncation_field=self._truncated_of(form.question, form.extra if with_extra else None),
             )
         return self._encoders[key]
+
+    def _truncated_of(self, *prompt: Optional[str]) -> Optional[str]:
+        if self.truncation_field is None or self.truncation_field in prompt:
+            return self.truncation_field
+        return next((name for name in reversed(prompt) if name is not None), None)
 
 
 def _lost(value: Any, answer: Any) -> Optional[str]:

@@ -2,7 +2,7 @@
 """A sample: token ids, and a flag for each trained token."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Optional
 
@@ -77,6 +77,11 @@ class Encoder(ABC):
             Malformed: a field is missing or has the wrong contents.
             Empty: there is nothing to train on.
         """
+
+    def unused(self, record: Any) -> Collection[str]:
+        """`Sample.unused` of a good record, without rendering or tokenizing it."""
+        del record
+        return ()
 
     @abstractmethod
     def encode(self, record: Any) -> Sample:

@@ -3,10 +3,13 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any, Optional, TypeVar, Union
+from pathlib import Path
+from typing import Any, Optional, TypeVar, Union, get_type_hints
 
 from nemo2.base.errors import ConfigError
 from nemo2.base.names import did_you_mean
+from nemo2.config.typed_text import WrongType
+from nemo2.config.values import typed
 from nemo2.data.documents import OnBadLine
 from nemo2.data.finetuning.chat import ChatEncoder, Turns
 from nemo2.data.finetuning.encode import Limits, OnTooLong
@@ -24,7 +27,7 @@ class DatasetSettings:
 
     Attributes:
         prompt_template: See `nemo2.data.finetuning.template.TemplateEncoder`. None: the template of the record's form
-            (`nemo2.data.finetuning.fields.FORMS`), or "{input} {output}" if ``label_key`` or ``truncation_field`` is set.
+            (`nemo2.data.finetuning.fields.FORMS`), or "{input} {output}" if ``label_key`` is set.
         label_key, truncation_field, truncation_method: See `nemo2.data.finetuning.template.TemplateEncoder`.
         add_bos, add_eos, answer_only_loss: See `nemo2.data.finetuning.template.TemplateEncoder`.
         chat_template, chat_template_kwargs, turns: See `nemo2.data.finetuning.chat.ChatEncoder`.
@@ -50,7 +53,7 @@ class DatasetSettings:
     max_bad_lines: int = 1000
     on_special_token: OnSpecialToken = "keep"
     pad_to_max_length: bool = False
-    index_mapping_dir: Optional[str] = None
+    index_mapping_dir: Optional[Union[str, Path]] = None
 
     @classmethod
     def of(cls, dataset_kwargs: Optional[Mapping[str, Any]]) -> "DatasetSettings":
@@ -59,21 +62,27 @@ class DatasetSettings:
         Raises:
             ConfigError: an unknown name, or an invalid value.
         """
-        options = dict(dataset_kwargs or {})
-        names = [field.name for field in fields(cls)]
-        for name in options:
-            if name not in names:
-                raise ConfigError(f"data.dataset_kwargs has no setting {name!r}{did_you_mean(name, names)}")
+        hints, options = get_type_hints(cls), {}
+        for name, value in (dataset_kwargs or {}).items():
+            if name not in hints:
+                raise ConfigError(f"data.dataset_kwargs has no setting {name!r}{did_you_mean(name, list(hints))}")
+            try:
+                options[name] = typed(value, hints[name])
+            except WrongType as error:
+                raise ConfigError(f"data.dataset_kwargs.{name} {error}.") from error
         settings = cls(**options)
         settings.limits(1)
         return settings
 
     def template(self, tokenizer: Tokenizer) -> Union[TemplateEncoder, FieldsEncoder]:
         """The encoder for records of fields."""
-        of_form = self.prompt_template is None and (self.label_key, self.truncation_field) == ("output", "input")
+        if self.prompt_template is None and self.label_key == "output":
+            plain = self._as(
+                TemplateEncoder, tokenizer=tokenizer, prompt_template="{input} {output}", truncation_field="input"
+            )
+            return FieldsEncoder(plain, self.truncation_field)
         template = self.prompt_template or "{input} {output}"
-        encoder = self._as(TemplateEncoder, tokenizer=tokenizer, prompt_template=template)
-        return FieldsEncoder(encoder) if of_form else encoder
+        return self._as(TemplateEncoder, tokenizer=tokenizer, prompt_template=template)
 
     def chat(self, tokenizer: Tokenizer, default_template: Optional[str] = None) -> ChatEncoder:
         """The encoder for conversations. ``default_template`` replaces the tokenizer's own template."""

@@ -113,6 +113,7 @@ def streamed_rows(
     samples = ((np.asarray(one.ids, np.int64), np.asarray(one.trained, np.bool_)) for one in encoded)
     for block, held in enumerate(iter(lambda: list(islice(samples, BUFFER)), [])):
         yield from _of_block(held, capacity, align, pad_id, None if seed is None else (seed, number, block))
+    bad.refuse_unused()
     if report.places:
         _log.warning("Pass %d over %s: %s", number + 1, source.name, report)
 

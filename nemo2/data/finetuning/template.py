@@ -15,13 +15,15 @@ from string import Formatter
 from typing import Any, Literal, Optional
 
 from nemo2.base.errors import ConfigError
-from nemo2.base.names import check_choice
+from nemo2.base.names import check_choice, did_you_mean
 from nemo2.data.documents import tokenized, unknown_in
 from nemo2.data.finetuning.sample import Empty, Encoder, Malformed, Sample
 from nemo2.data.special_text import Marks, as_plain_text, special_in
 from nemo2.data.tokenizer import Tokenizer, identity_of
 
 Side = Literal["left", "right"]
+DEFAULT_FIELD = "input"
+"""NeMo's default for the field that is truncated."""
 
 
 @dataclass(frozen=True)
@@ -32,8 +34,8 @@ class TemplateEncoder(Encoder):
         prompt_template: Text with the names of fields in braces. ``{{`` is a literal brace. The text from the field
             ``label_key`` on is the answer.
         label_key: The field with which the answer begins.
-        truncation_field: The field of the prompt that is truncated in a sample that is too long. None: the sample's end
-            is truncated.
+        truncation_field: The field that is truncated in a sample that is too long. If the template doesn't name "input", the
+            default, the last field of the prompt is truncated. None: the sample's end is truncated.
         truncation_method: The side on which that field is truncated.
         add_bos, add_eos: Begin the prompt with the tokenizer's begin-of-sequence token, or end the answer with its
             end-of-sequence token.
@@ -41,13 +43,13 @@ class TemplateEncoder(Encoder):
         special_as_text: Encode special tokens that a record's text spells as plain text. Those of the template stay special.
 
     Raises:
-        ConfigError: the template doesn't name ``label_key``, or names a field twice.
+        ConfigError: the template doesn't name ``label_key`` or ``truncation_field``, or names a field twice.
     """
 
     tokenizer: Tokenizer
     prompt_template: str = "{input} {output}"
     label_key: str = "output"
-    truncation_field: Optional[str] = "input"
+    truncation_field: Optional[str] = DEFAULT_FIELD
     truncation_method: Side = "right"
     add_bos: bool = False
     add_eos: bool = True
@@ -63,6 +65,11 @@ class TemplateEncoder(Encoder):
             )
         if len(set(names)) < len(names):
             raise ConfigError(f"prompt_template={self.prompt_template!r} contains a field twice. Name each field once.")
+        if self.truncation_field not in (None, DEFAULT_FIELD, *names):
+            raise ConfigError(
+                f"truncation_field={self.truncation_field!r}: prompt_template={self.prompt_template!r} has no such "
+                f"field{did_you_mean(self.truncation_field, names)}"
+            )
         check_choice("truncation_method", self.truncation_method, Side)
 
     @property
@@ -82,7 +89,10 @@ class TemplateEncoder(Encoder):
         If the sample is too long even without that field, its end is truncated too.
         """
         name, fields = self.truncation_field, self._fields(record)
-        if name not in fields or name == self.label_key:
+        if name == DEFAULT_FIELD and name not in fields:
+            prompt = list(fields)[: list(fields).index(self.label_key)]
+            name = prompt[-1] if prompt else None
+        if name is None or name == self.label_key:
             return super().truncate(record, sample, max_tokens)
         text = fields[name]
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Encodes records that already are token ids, and sources with several kinds of records."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Optional
@@ -14,16 +14,19 @@ from nemo2.data.tokenizer import Tokenizer
 
 IGNORED = -100
 """The label that losses ignore, as in transformers and PyTorch."""
+MASKS = ("loss_mask", "assistant_masks", "completion_mask")
+"""Fields that are 0 for tokens that aren't trained on. The last two are those of transformers and TRL."""
 _LARGEST_VOCABULARY = 1 << 31
 """Samples are stored as int32."""
 
 
 @dataclass(frozen=True)
 class TokenEncoder(Encoder):
-    """Encode records with ``input_ids``, and with ``labels`` (-100 for tokens that aren't trained on) or ``loss_mask``
-    of the same length.
+    """Encode records with ``input_ids``, and with ``labels`` (-100 for tokens that aren't trained on) or masks (`MASKS`) of the
+    same length. A token is trained on if all of them say so.
 
-    As in transformers, a label is at the position of its own token. Without labels and mask all tokens are trained on.
+    As in transformers, a label is at the position of its own token. Without labels and mask all tokens are trained on. Tokens
+    with an ``attention_mask`` of 0 are padding, and left out.
 
     Attributes:
         vocab_size: Ids must be below it, because ranks that share a vocabulary train on any other id without an error. None:
@@ -41,24 +44,31 @@ class TokenEncoder(Encoder):
 
     def encode(self, record: Any) -> Sample:
         ids = _numbers(record, "input_ids")
+        marks = {
+            name: _numbers(record, name, length=len(ids))
+            for name in ("labels", *MASKS, "attention_mask")
+            if record.get(name) is not None
+        }
+        shown = _range_of(marks.pop("attention_mask", [1] * len(ids)))
+        ids, marks = ids[shown], {name: values[shown] for name, values in marks.items()}
         if len(ids) < 2:
             raise Empty(f"{len(ids)} tokens")
         limit = _LARGEST_VOCABULARY if self.vocab_size is None else self.vocab_size
         if min(ids) < 0 or max(ids) >= limit:
             wrong = next(at for at, token in enumerate(ids) if not 0 <= token < limit)
             raise Malformed(f"input_ids[{wrong}]={ids[wrong]}: must be at least 0 and below the vocabulary's {limit}")
-        if record.get("labels") is not None:
-            labels = _numbers(record, "labels", length=len(ids))
+        trained = [True] * len(ids)
+        if (labels := marks.pop("labels", None)) is not None:
             wrong = next((at for at, label in enumerate(labels) if label not in (IGNORED, ids[at])), None)
             if wrong is not None:
                 raise Malformed(
                     f"labels[{wrong}]={labels[wrong]} and input_ids[{wrong}]={ids[wrong]}: a label must be the token "
                     f"at the same position, or {IGNORED}. Do not shift labels by one, as Megatron-Core's labels are"
                 )
-            return Sample(ids, [label != IGNORED for label in labels])
-        if record.get("loss_mask") is not None:
-            return Sample(ids, [bool(flag) for flag in _numbers(record, "loss_mask", length=len(ids))])
-        return Sample(ids, [True] * len(ids))
+            trained = [label != IGNORED for label in labels]
+        for flags in marks.values():
+            trained = [one and bool(flag) for one, flag in zip(trained, flags, strict=True)]
+        return Sample(ids, trained)
 
 
 @dataclass(frozen=True)
@@ -102,6 +112,9 @@ class AnyEncoder(Encoder):
     def check(self, record: Any) -> None:
         self._encoder_of(record).check(record)
 
+    def unused(self, record: Any) -> Collection[str]:
+        return self._encoder_of(record).unused(record)
+
     def encode(self, record: Any) -> Sample:
         return self._encoder_of(record).encode(record)
 
@@ -114,6 +127,15 @@ class AnyEncoder(Encoder):
         if record.get("input_ids") is not None:
             return self._tokens
         return self._chat if has_messages(record) else self._template
+
+
+def _range_of(attention: Sequence[int]) -> slice:
+    """The tokens that aren't padding."""
+    places = [place for place, flag in enumerate(attention) if flag]
+    shown = slice(places[0], places[-1] + 1) if places else slice(0)
+    if not all(attention[shown]):
+        raise Malformed("'attention_mask' hides tokens between others, but padding stands before or behind a text")
+    return shown
 
 
 def _numbers(record: Mapping[str, Any], name: str, length: int | None = None) -> list[int]:

@@ -151,7 +151,6 @@ def _without_tokenizer(data: Any) -> Any:
     if not isinstance(data, fdl.Config):
         return data
     data = copy.copy(data)
-    for name in ("tokenizer", "vocab_file", "merges_file"):
-        if name in data.__arguments__:
-            setattr(data, name, None)
+    if "tokenizer" in data.__arguments__:
+        data.tokenizer = None
     return data

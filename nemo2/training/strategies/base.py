@@ -63,6 +63,7 @@ from nemo2.mcore.parallel.megatron_parallel import MegatronParallel
 from nemo2.mcore.parallel.transform import transform_of
 from nemo2.mcore.precision import MegatronMixedPrecision
 from nemo2.mcore.settle.machine import Machine
+from nemo2.mcore.settle.run_settings import listed_callbacks
 from nemo2.mcore.settle.world import World
 from nemo2.models.tracked_losses import report_tracked_losses
 from nemo2.training.run_dir.progress import ProgressPrinter, make_progress
@@ -907,7 +908,7 @@ def requests_of_lightning(trainer: Any) -> Iterator[str]:
             f"trainer.accumulate_grad_batches={batches}: every step already accumulates the gradients of its micro-batches. "
             "Raise data.global_batch_size instead, and leave trainer.accumulate_grad_batches=1."
         )
-    for callback in getattr(trainer, "callbacks", None) or ():
+    for callback in listed_callbacks(getattr(trainer, "callbacks", None)):
         if isinstance(callback, GradientAccumulationScheduler) and {*callback.scheduling.values()} != {1}:
             yield (
                 f"trainer.callbacks has a GradientAccumulationScheduler({callback.scheduling}): every step already accumulates "

@@ -135,6 +135,11 @@ def test_models_without_a_place_are_kept_where_nemo_keeps_them(
     assert llm.import_ckpt(None, f"hf://{released}") == first
     assert (first / "manifest.json").stat().st_mtime_ns == saved, "one that is there is not imported again"
     assert torch.equal(logits(llm.export_ckpt("nemo://tiny", "hf", tmp_path / "out")), logits(released))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    named = llm.import_ckpt(None, str(released), tmp_path / "cache" / "a" / "tiny")
+    assert llm.import_ckpt(None, "hf://a/tiny") == named
+    with pytest.raises(CheckpointError, match="hf://a/tiny@v2 cannot be downloaded"):  # other weights than those
+        llm.import_ckpt(None, "hf://a/tiny@v2")
     connector = llm.load_connector_from_trainer_ckpt(first, "hf")
     assert torch.equal(logits(connector(tmp_path / "again")), logits(released))
 

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Profiles of clusters: what they make, what is refused, and the shape on each kind of executor."""
 
+import re
 import stat
+from pathlib import Path
 
 import nemo_run
 import pytest
@@ -98,12 +100,26 @@ def test_a_wrong_profile_is_told_with_file_field_and_fix(fields, words):
 
 
 @pytest.mark.parametrize(
-    ("text", "words"), [("[clusters]\nmine = 3", "must be a table"), ("clusters = 3", "must be tables")]
+    ("text", "words"),
+    [
+        ("[clusters]\nmine = 3", "must be a table"),
+        ("clusters = 3", "must be tables"),
+        (f"{SLURM}[[mine.env_list]]\nname = 'A'", r"'mine' belongs to no profile.*\[clusters.mine\]"),
+    ],
 )
 def test_what_is_no_table_of_profiles_is_told(text, words):
     write(text)
     with pytest.raises(ConfigError, match=rf"clusters\.toml.*{words}"):
         resolve_executor("mine")
+
+
+def test_the_pages_profiles_are_read_whole():
+    page = (Path(__file__).parents[3] / "docs" / "clusters.md").read_text("utf-8")
+    for text in re.findall(r"```toml\n(.*?)```", page, re.DOTALL):
+        write(text)
+        [(name, profile)] = profiles().items()
+        assert profile.values["kind"] in KINDS
+    assert name == "k8s" and profile.values["env_list"][0]["name"] == "HF_TOKEN"  # of the page's last
 
 
 def test_an_unknown_name_gets_the_nearest_and_executors_in_python_stay_possible(home):

@@ -255,3 +255,31 @@ def test_a_command_that_is_only_told_needs_no_engine(monkeypatch):
         ConfigError, match="there is no vllm; there is no transformers. To only see the command, use .*print_only=True"
     ):
         engines.chosen(None)
+
+
+def test_adapters_beside_modules_that_were_trained_in_full_are_merged():
+    from nemo2.llm.engines import why_vllm_takes_no_adapters
+    from nemo2.models.peft import LoRA
+
+    for modules, why in (["output_layer"], "trained in full (output_layer)"), (None, "None"):
+        model = SimpleNamespace(
+            model_transform=LoRA(modules_to_save=modules), config=SimpleNamespace(num_moe_experts=None)
+        )
+        assert why in str(why_vllm_takes_no_adapters(model))
+
+
+@pytest.mark.parametrize("kind", ["model", "merged", "adapters"])
+def test_printed_commands_keep_paths_with_blanks(monkeypatch, kind):
+    from nemo2.llm.exported import Form
+
+    monkeypatch.setattr(Form, "folder", property(lambda self: Path("/an export/it's")))
+    commands = Form(checkpoint=Path("/my run/a;b"), kind=kind, dtype="bf16").commands
+    words = [word for command in commands for word in shlex.split(command)]
+    if kind == "adapters":
+        called: list[Any] = []
+        exec(
+            words[2].partition("; ")[2],
+            {"llm": SimpleNamespace(peft=SimpleNamespace(export_lora=lambda *a: called.extend(a)))},
+        )
+        words = called
+    assert "/my run/a;b" in words and words[-1] == "/an export/it's"

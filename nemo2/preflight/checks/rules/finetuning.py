@@ -8,6 +8,7 @@ from typing import Any
 from nemo2.base.advice import advice
 from nemo2.base.errors import ConfigError, Nemo2Error
 from nemo2.mcore.parallel.cuda_graphs import kind_of
+from nemo2.mcore.parallel.transform import refuse_reading_weights
 from nemo2.preflight.checks.facts import Facts
 from nemo2.preflight.checks.rule import Topic
 from nemo2.preflight.checks.tokenizers import Unknown, known_tokenizer
@@ -161,6 +162,26 @@ def _targets(facts: Facts) -> Iterator[str]:
     ):
         try:
             refuse(there(facts.config))
+        except ConfigError as error:
+            yield str(error)
+
+
+@PEFT.rule("adapters-read-whole-weights")
+def _whole_weights(facts: Facts) -> Iterator[str]:
+    """`DoRA` and `CanonicalDoRA`, which read the weights of their layers, require a strategy that gathers these:
+    `MegatronStrategy` without `fsdp="megatron"`, or `FSDP2Strategy`.
+
+    Otherwise: The run stops on every rank after it has built the model.
+    """
+    from nemo2.training.strategies.fsdp import FSDPStrategy
+
+    under = {
+        "strategy.fsdp='megatron'": facts.of_strategy("fsdp") == "megatron",
+        "FSDPStrategy": isinstance(facts.parts.get("trainer.strategy"), FSDPStrategy),
+    }
+    for name in (name for name, shards in under.items() if shards):
+        try:
+            refuse_reading_weights(facts.parts.get("peft"), under=name)
         except ConfigError as error:
             yield str(error)
 

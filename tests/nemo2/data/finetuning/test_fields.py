@@ -63,6 +63,16 @@ def test_a_template_of_ones_own_decides():
         DatasetSettings.of({"label_key": "b"}).template(ByteTokenizer())
 
 
+@pytest.mark.parametrize("field, kept", [("instruction", "\nxxxx y"), ("input", "do it\n y"), (None, "do it\nxxxx")])
+def test_the_field_that_is_truncated_does_not_decide_the_form(field, kept):
+    record = {"instruction": "do it", "input": "xxxx", "output": "y"}
+    encoder = DatasetSettings.of({"truncation_field": field, "add_eos": False}).template(ByteTokenizer())
+    assert bytes(encoder.encode(record).ids) == b"do it\nxxxx y"
+    assert bytes(encoder.truncate(record, encoder.encode(record), len(kept)).ids).decode() == kept
+    with pytest.raises(ConfigError, match="'instructions' is no field of a prompt; did you mean 'instruction'"):
+        DatasetSettings.of({"truncation_field": "instructions"}).template(ByteTokenizer())
+
+
 UNSHOWN = "holds text that no sample would show.*'prompt_template'"
 
 

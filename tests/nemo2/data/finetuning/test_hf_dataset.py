@@ -10,7 +10,7 @@ from nemo2.data.finetuning.hf_dataset import HFDatasetDataModule
 from nemo2.data.finetuning.packing import PackedSequenceSpecs
 from nemo2.data.tokenizer import ByteTokenizer
 from support import small_chats
-from support.small_chats import questions, say, texts_of, trained_batches, write_lines
+from support.small_chats import questions, say, texts_of, trained_batches, trained_text, write_lines
 
 SEQ = 48
 
@@ -137,6 +137,29 @@ def test_chats_and_ready_token_ids(tmp_path):
     assert rows[1] == [0, 1, 1, 0] and rows[5] == [0, 1, 0, 0] and int(batch["tokens"][0][-1]) == 77
 
 
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_padding_and_masks_of_tokenized_records_are_those_of_transformers_and_trl(tmp_path, side):
+    tokenizer = small_chats.make_tokenizer(tmp_path, small_chats.MARKED)
+    options = {"padding": "max_length", "max_length": 64, "padding_side": side}
+    messages = say(("user", "Name three colours."), ("assistant", "It returns zero."))["messages"]
+    padded = tokenizer.tokenizer.apply_chat_template(
+        messages, return_assistant_tokens_mask=True, return_dict=True, **options
+    )
+    record = {"input_ids": padded["input_ids"], "attention_mask": padded["attention_mask"]}
+    text = tokenizer.tokenizer.apply_chat_template(messages, return_dict=False)
+    encode = module([record], tokenizer=tokenizer).encoder().encode
+    assert encode(record).ids == text and all(encode(record).trained)
+    masked = encode({**record, "assistant_masks": padded["assistant_masks"]})
+    assert masked.ids == text and trained_text(tokenizer, masked) == "It returns zero."
+    several = {
+        "input_ids": [5, 6, 7, 8],
+        "labels": [-100, 6, 7, 8],
+        "loss_mask": [1, 1, 1, 0],
+        "completion_mask": [0, 0, 1, 1],
+    }
+    assert encode(several).trained == [False, False, True, False]
+
+
 @pytest.mark.parametrize(
     "record, why",
     [
@@ -147,6 +170,7 @@ def test_chats_and_ready_token_ids(tmp_path):
         ({"input_ids": [1, 2], "loss_mask": [1]}, "'loss_mask' has 1 entries for 2 tokens"),
         ({"input_ids": ["a"]}, "not a list of whole numbers"),
         ({"input_ids": [1, -100]}, r"input_ids\[1\]=-100"),
+        ({"input_ids": [1, 2, 3], "attention_mask": [1, 0, 1]}, "'attention_mask' hides tokens between"),
         ({"input": "a", "output": "b"}, "data.tokenizer is None"),
         ("text", "a str, not a record"),
     ],

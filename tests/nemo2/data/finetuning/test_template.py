@@ -107,6 +107,16 @@ def test_the_end_is_cut_where_the_field_is_not_enough():
     assert truncated({"input": "abc", "output": "yes"}, 4, truncation_field=None).ids == list(b"abc ")
 
 
+def test_a_template_without_the_default_field_cuts_the_last_of_its_prompt():
+    record, settings = (
+        {"system": "S:", "ask": "abcdefghij", "output": "yes"},
+        {"prompt_template": "{system} {ask} {output}"},
+    )
+    whole = encode(record, **settings)
+    cut = truncated(record, len(whole.ids) - 6, **settings)
+    assert text_of(cut, False) == "S: abcd" and cut.num_trained == whole.num_trained
+
+
 RECORD = {"input": "a", "output": "b"}
 
 
@@ -120,6 +130,7 @@ RECORD = {"input": "a", "output": "b"}
         (RECORD, {"prompt_template": "{input}"}, ConfigError, r"does not contain \{output\}"),
         (RECORD, {"prompt_template": "{output} {output}"}, ConfigError, "contains a field twice"),
         (RECORD, {"prompt_template": "{output} {"}, ConfigError, "prompt_template="),
+        (RECORD, {"truncation_field": "inputs"}, ConfigError, "truncation_field='inputs'.*did you mean 'input'"),
         (RECORD, {"truncation_method": "middle"}, ConfigError, "must be 'left' or 'right'"),
         (RECORD, {"add_bos": True}, ConfigError, r"add_bos=True, and ByteTokenizer\(\) has no bos token"),
     ],

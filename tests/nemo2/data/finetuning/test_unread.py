@@ -6,6 +6,9 @@ from typing import Any
 import pytest
 
 from nemo2.base.errors import DataError
+from nemo2.cli.app import main
+from nemo2.data.finetuning.module import FineTuningDataModule
+from nemo2.data.tokenizer import ByteTokenizer
 from support import small_chats
 from support.small_chats import report_of, say
 
@@ -56,6 +59,19 @@ def test_a_field_of_all_records_that_no_template_names_is_an_error(tokenizer: An
         report_of(tokenizer, [{**record, "system": "Pirate"}] * 3)
     told = report_of(tokenizer, [record, {**record, "system": "Pirate"}, {**record, "title": "two words", "id": "x"}])
     assert told.places == {UNREAD: ["train[1]: 'system'", "train[2]: 'title'"]}
+
+
+def test_a_field_of_the_first_records_alone_is_no_error_before_the_run(tmp_path: Any, capsys: Any) -> None:
+    record = {"input": "a b", "output": "c"}
+    file = small_chats.write_lines(tmp_path / "training.jsonl", [{**record, "mood": "glad"}] * 8 + [record] * 24)
+    data = FineTuningDataModule(tmp_path, tokenizer=ByteTokenizer(), seq_length=64)
+    for encodes in (True, False):
+        data.check_records(ByteTokenizer(), encodes=encodes)
+    assert main(["data", "preview", str(tmp_path), "--samples", "8"]) == 0
+    assert capsys.readouterr().out.count("trained on") == 8
+    small_chats.write_lines(file, [{**record, "mood": "glad"}] * 32)
+    with pytest.raises(DataError, match="All 32 records: the field 'mood'"):
+        data.check_records(ByteTokenizer(), encodes=True)
 
 
 @pytest.mark.parametrize("unknown", [None, "<unk>"])

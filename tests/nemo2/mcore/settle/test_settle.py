@@ -120,6 +120,7 @@ REFUSED = [
     ("log.ckpt.save_top_k=-2", "checkpoints-are-kept-as-asked"),
     ("data.num_workers=-1", "data-module-accepts-its-arguments"),
     ("data.micro_batch_size=0", "data-module-accepts-its-arguments"),
+    ("data.vocab_file=vocab.json", "data-module-accepts-its-arguments"),
     ("model.config.rotary_interleaved=True model.config.multi_latent_attention=True", "megatron-core-agrees"),
     ("trainer.devices=0", "nodes-and-devices-are-counts"),
     (f"{PP}=2 {VP}=2 model.config.overlap_p2p_comm=False", "two-interleaved-stages-overlap-messages"),
