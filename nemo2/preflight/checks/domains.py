@@ -244,7 +244,7 @@ MODEL: Mapping[str, Domain] = _rows(
 )
 
 MODEL_TEXTS: Mapping[str, Choice] = {
-    "normalization": Choice(("LayerNorm", "RMSNorm", "L2Norm"), "the norms of Megatron-Core's layers"),
+    "normalization": Choice(("LayerNorm", "RMSNorm"), "the norms of Megatron-Core's layers"),
     "position_embedding_type": Choice(
         ("learned_absolute", "rope", "none", "mrope", "yarn", "relative"), "mrope and yarn if Megatron-Core has them"
     ),

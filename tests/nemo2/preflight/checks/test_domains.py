@@ -23,6 +23,7 @@ from nemo2.models.gpt import GPTConfig
 from nemo2.models.ssm import SSMConfig
 from nemo2.preflight.checks import domains, find_problems
 from nemo2.preflight.checks.domains import Domain, out_of_range
+from nemo2.preflight.checks.rules.world import _WITHOUT_GROUPS
 
 TABLES = {
     "model": domains.MODEL, "optimizer": domains.OPTIMIZER, "schedule": domains.SCHEDULE, "data": domains.DATA,
@@ -30,6 +31,7 @@ TABLES = {
 }  # fmt: skip
 ROWS = [pytest.param(row, id=f"{table}.{name}") for table, rows in TABLES.items() for name, row in rows.items()]
 ON_THE_STRATEGY = "the strategy's, whose sizes are judged there"
+WITHOUT_GROUPS = "refused, because no strategy creates their groups"
 A_KERNELS = "handed to a kernel or a communication library as it is"
 OF_INFERENCE = "read in inference, which nemo2 runs without it"
 NOT_BUILT = "of a part of Megatron-Core that nemo2 does not build"
@@ -37,15 +39,14 @@ WITHOUT_A_ROW = {
     **dict.fromkeys(
         ("tensor_model_parallel_size", "pipeline_model_parallel_size", "virtual_pipeline_model_parallel_size",
          "context_parallel_size", "expert_model_parallel_size", "expert_tensor_parallel_size",
-         "hierarchical_context_parallel_sizes", "microbatch_group_size_per_vp_stage",
-         "num_layers_in_first_pipeline_stage", "num_layers_in_last_pipeline_stage",
-         "tensor_parallel_num_weight_shards", "gtp_weight_remat_size", "expert_tensor_parallel_num_weight_shards",
-         "expert_gtp_weight_remat_size"), ON_THE_STRATEGY),
+         "microbatch_group_size_per_vp_stage",
+         "num_layers_in_first_pipeline_stage", "num_layers_in_last_pipeline_stage"), ON_THE_STRATEGY),
+    **dict.fromkeys(_WITHOUT_GROUPS, WITHOUT_GROUPS),
     **dict.fromkeys(
         ("moe_flex_dispatcher_num_sms", "moe_deepep_num_sms", "moe_hybridep_num_sms", "moe_hybridep_num_sms_preprocessing",
          "moe_hybridep_num_blocks_permute", "moe_hybridep_num_blocks_unpermute", "moe_mlp_glu_interleave_size",
          "moe_shared_expert_glu_interleave_size"), A_KERNELS),
-    **dict.fromkeys(("inference_sampling_seed", "max_seqlen_per_dp_cp_rank"), OF_INFERENCE),
+    "inference_sampling_seed": OF_INFERENCE,
     **dict.fromkeys(
         ("moe_paged_stash_page_size", "moe_paged_stash_buffer_size_factor_cuda", "moe_paged_stash_buffer_size_factor_cpu",
          "moe_expert_rank_capacity_factor", "moe_router_force_biased"), NOT_BUILT),
