@@ -106,6 +106,12 @@ EXAMPLES: tuple[Example, ...] = (
     example("model-numbers-are-in-range", "model.config.normalization=RMSnorm", "model.config.normalization=RMSNorm"),
     example(
         "model-numbers-are-in-range",
+        "model.config.moe_router_load_balancing_type=aux_los",
+        "model.config.moe_router_load_balancing_type=aux_loss",
+        recipe="mixtral_8x7b",
+    ),
+    example(
+        "model-numbers-are-in-range",
         assigned=({"model.config.position_embedding_type": "rotary"}, {"model.config.position_embedding_type": "rope"}),
     ),
     example("heads-in-groups", "model.config.num_query_groups=3", "model.config.num_query_groups=4"),

@@ -252,3 +252,21 @@ def test_an_argument_that_ends_in_a_field_has_the_domain_of_the_field() -> None:
             assert any(f"{name}={wrong!r}" in str(problem) for problem in find_problems(recipe)), name
             drawn.append(name)
     assert {"bucket_size", "wgrad_deferral_limit", "tp_comm_bootstrap_backend", "fp16_hysteresis"} <= set(drawn)
+
+
+@pytest.mark.parametrize(
+    ("name", "known", "unknown"),
+    [
+        ("moe_token_dispatcher_type", "alltoall", "all2all"),
+        ("moe_router_dtype", None, "fp16"),
+        ("moe_router_load_balancing_type", ["aux_loss", "none"], ["aux_loss", "non"]),
+        ("position_embedding_type", "yarn", "rotary"),
+    ],
+)
+def test_texts_are_those_of_the_annotations_and_of_the_table(name: str, known: Any, unknown: Any) -> None:
+    texts = domains.model_texts(GPTConfig)
+    config = GPTConfig(num_layers=2, hidden_size=32, num_attention_heads=4)
+    assert not list(out_of_range(config, "model.config", texts))
+    for value, count in ((known, 0), (unknown, 1)):
+        setattr(config, name, value)
+        assert len(list(out_of_range(config, "model.config", texts))) == count
