@@ -67,6 +67,7 @@ EXAMPLES: tuple[Example, ...] = (
     example("sizes-are-counts", f"{TP}=0", f"{TP}=1"),
     example("nodes-and-devices-are-counts", "trainer.num_nodes=0", "trainer.num_nodes=1"),
     # Ranks
+    example("groups-are-created", f"{CP}=2 model.config.hierarchical_context_parallel_sizes=[2,1]", f"{CP}=2"),
     example("dense-sizes-divide-the-world", f"{TP}=3", f"{TP}=4 {CP}=1 strategy.sequence_parallel=True"),
     example("expert-sizes-divide-the-world", f"{EP}=16", f"{EP}=8", recipe="deepseek_v2_lite"),
     example(
@@ -103,6 +104,12 @@ EXAMPLES: tuple[Example, ...] = (
         "model.config.num_layers=1 model.config.layernorm_epsilon=0",
     ),
     example("model-numbers-are-in-range", "model.config.normalization=RMSnorm", "model.config.normalization=RMSNorm"),
+    example(
+        "model-numbers-are-in-range",
+        "model.config.moe_router_load_balancing_type=aux_los",
+        "model.config.moe_router_load_balancing_type=aux_loss",
+        recipe="mixtral_8x7b",
+    ),
     example(
         "model-numbers-are-in-range",
         assigned=({"model.config.position_embedding_type": "rotary"}, {"model.config.position_embedding_type": "rope"}),
@@ -175,7 +182,6 @@ EXAMPLES: tuple[Example, ...] = (
     ),
     example("exchange-is-known", "model.config.cp_comm_type=a2a+p2p", "model.config.cp_comm_type=a2a"),
     example("exchange-is-known", f"{CP}=2 model.config.cp_comm_type=ring", f"{CP}=2 model.config.cp_comm_type=p2p"),
-    example("exchange-is-known", f"{CP}=2 model.config.hierarchical_context_parallel_sizes=[2,1]", f"{CP}=2"),
     example(
         "heads-over-context-ranks",
         f"model.config.cp_comm_type=a2a {CP}=4 {TP}=2 model.config.num_query_groups=4",
@@ -197,6 +203,12 @@ EXAMPLES: tuple[Example, ...] = (
     example("delta-nets-are-whole", f"{CP}=2", f"{CP}=1", recipe="qwen35_9b"),
     # Attention
     example("back-end-is-left", f"{BACKEND}=unfused {CP}=2", f"{BACKEND}=fused {CP}=2"),
+    example("largest-scores-have-a-reader", "model.config.qk_clip=True", "model.config.qk_clip=False"),
+    example(
+        "latent-attention-has-its-sizes",
+        "model.config.multi_latent_attention=True",
+        "model.config.multi_latent_attention=False",
+    ),
     # Pipeline parallelism
     example("virtual-stages-need-stages", f"{VP}=2", f"{VP}=2 {PP}=4"),
     example("mixers-have-no-virtual-stages", f"{PP}=2 {VP}=2", f"{PP}=2", recipe="mamba2_2_7b"),
@@ -362,6 +374,18 @@ EXAMPLES: tuple[Example, ...] = (
         "strategy.ddp.overlap_param_gather=True strategy.ddp.overlap_grad_reduce=True",
     ),
     example(
+        "one-switch-for-the-gather",
+        "optim.config.overlap_param_gather=True",
+        "optim.config.overlap_param_gather=True strategy.ddp.overlap_param_gather=True strategy.ddp.overlap_grad_reduce=True",
+        recipe="llama_tiny",
+    ),
+    example(
+        "one-switch-for-delayed-gradients",
+        "strategy.ddp.delay_wgrad_compute=True",
+        "model.config.delay_wgrad_compute=True model.config.overlap_moe_expert_parallel_comm=True",
+        recipe="mixtral_8x7b",
+    ),
+    example(
         "gather-in-the-step-needs-virtual-stages",
         "optim.config.overlap_param_gather_with_optimizer_step=True",
         "optim.config.overlap_param_gather_with_optimizer_step=True "
@@ -510,6 +534,7 @@ EXAMPLES: tuple[Example, ...] = (
         "schedule-ends-below-its-peak", "optim.config.lr=1e-5", "optim.config.lr=1e-5 optim.lr_scheduler.min_lr=1e-6"
     ),
     example("schedule-ends-below-its-peak", "optim.config.decoupled_lr=1e-6", "optim.config.decoupled_lr=1e-4"),
+    example("final-rate-is-the-schedules", "optim.config.min_lr=1e-6", "optim.lr_scheduler.min_lr=1e-6"),
     example(
         "schedule-has-a-length",
         "trainer.max_steps=-1",
@@ -680,8 +705,8 @@ EXAMPLES: tuple[Example, ...] = (
     # Optional packages
     example(
         "plain-layers-can-do-it",
-        "model.config.qk_clip=True",
-        "model.config.qk_clip=False",
+        "model.config.num_moe_experts=4 model.config.post_sublayer_layernorm=True",
+        "model.config.num_moe_experts=4",
         recipe="llama_tiny",
         here=True,
     ),

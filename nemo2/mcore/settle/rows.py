@@ -18,6 +18,7 @@ from nemo2.mcore.parallel.ddp_config import NOTHING_TO_GATHER_AHEAD
 from nemo2.mcore.parallel.layout import ParallelismConfig
 from nemo2.mcore.settle.run_settings import DDP, MODEL, OPTIM, STRATEGY, RunSettings
 
+_OPTIM_GATHER, _DDP_GATHER = f"{OPTIM}.overlap_param_gather", f"{DDP}.overlap_param_gather"
 _OPTIM_SWITCH, _DDP_SWITCH = f"{OPTIM}.use_distributed_optimizer", f"{DDP}.use_distributed_optimizer"
 UNSHARDED_OPTIMIZERS = ("sgd", "lion", "muon")
 """Megatron-Core's optimizers besides Adam whose state nemo2 saves and loads. The last two exist from 0.19 on."""
@@ -50,7 +51,7 @@ OPTIMIZER: tuple[Row, ...] = (
         lambda run: run[_OPTIM_SWITCH] and run[f"{OPTIM}.optimizer"] in UNSHARDED_OPTIMIZERS,
     ),
     Derivation(
-        f"{DDP}.overlap_param_gather",
+        _DDP_GATHER,
         _OPTIM_SWITCH,
         False,
         f"{OPTIM}.use_distributed_optimizer is off",
@@ -59,6 +60,7 @@ OPTIMIZER: tuple[Row, ...] = (
         fix="It gathers the parameters of the distributed optimizer. Set "
         "optim.config.use_distributed_optimizer=True, or set overlap_param_gather=False.",
     ),
+    Derivation(_OPTIM_GATHER, _DDP_GATHER, when=lambda run: not run.explicit(_OPTIM_GATHER)),
 )
 """For runs with a configuration of Megatron-Core's optimizer."""
 
@@ -72,6 +74,7 @@ ON_CPU: tuple[Row, ...] = (
         lambda run: run[f"{OPTIM}.optimizer_cpu_offload"],
     ),
     Derivation(f"{OPTIM}.optimizer_cpu_offload", f"{OPTIM}.optimizer_cpu_offload", False, _IN_HOST_MEMORY),
+    Derivation(f"{DDP}.nccl_ub", f"{DDP}.nccl_ub", False, "NCCL registers the memory of GPUs"),
 )
 """For runs without GPUs. Megatron-Core's class for offloading needs a GPU."""
 
@@ -256,7 +259,7 @@ ACTIVATIONS: tuple[Row, ...] = (
 """Stages send activations unchanged, and the receiver allocates memory by ``pipeline_dtype``."""
 
 ONE_BUCKET = "overlap_grad_reduce is off, so Megatron-Core puts all gradients into one bucket"
-_REDUCED, _GATHERED = f"{DDP}.overlap_grad_reduce", f"{DDP}.overlap_param_gather"
+_REDUCED = f"{DDP}.overlap_grad_reduce"
 
 
 def _has_one_bucket(run: RunSettings) -> bool:
@@ -265,12 +268,20 @@ def _has_one_bucket(run: RunSettings) -> bool:
 
 GATHER_AHEAD = Conflict(
     "gather-starts-from-reduction",
-    ((_GATHERED, True), (_REDUCED, False)),
+    ((_DDP_GATHER, True), (_REDUCED, False)),
     NOTHING_TO_GATHER_AHEAD,
     "Set overlap_grad_reduce=True, or overlap_param_gather=False.",
 )
 BUCKETS: tuple[Row, ...] = (
-    GATHER_AHEAD._replace(settings=((_GATHERED, True), _REDUCED), when=_has_one_bucket),
+    GATHER_AHEAD._replace(settings=((_DDP_GATHER, True), _REDUCED), when=_has_one_bucket),
+    # The optimizer's copies parameters for the gathers of the buffers, and starts none.
+    Derivation(
+        _OPTIM_GATHER,
+        _DDP_GATHER,
+        rule="one-switch-for-the-gather",
+        fix="Both are the same switch. Set strategy.ddp_config.overlap_param_gather, and leave "
+        "optim.config.overlap_param_gather unset.",
+    ),
     Derivation(f"{DDP}.bucket_size", _REDUCED, None, ONE_BUCKET, _has_one_bucket),
 )
 """For every run, once the overlap callback has decided: what Megatron-Core does when it makes the buffers."""
@@ -370,9 +381,23 @@ IN_FP32: tuple[Row, ...] = (
     ),
 )
 
+_DELAYED, _DELAYED_IN_BUFFERS = f"{MODEL}.delay_wgrad_compute", f"{DDP}.delay_wgrad_compute"
 _FUSED_ACCUMULATION = f"{MODEL}.gradient_accumulation_fusion"
 LAYERS: tuple[Row, ...] = (
     *IN_FP32,
+    Derivation(
+        _DELAYED_IN_BUFFERS,
+        _DELAYED,
+        why="this machine computes weight gradients with the inputs' gradients",
+        when=lambda run: "delay_wgrad_compute" in adjustments(run.model_config),
+    ),
+    # Otherwise the buffers wait for gradients at the parameter, where the layers' later pass doesn't bring them.
+    Derivation(
+        _DELAYED_IN_BUFFERS,
+        _DELAYED,
+        rule="one-switch-for-delayed-gradients",
+        fix=f"Both are the same switch. Set {_DELAYED}, and leave {_DELAYED_IN_BUFFERS} unset.",
+    ),
     Derivation(
         f"{MODEL}.cp_comm_type",
         f"{STRATEGY}.context_parallel_size",

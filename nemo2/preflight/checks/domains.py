@@ -13,10 +13,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from types import SimpleNamespace
-from typing import Any, Optional, Union
+from typing import Any, Literal, Optional, Union, get_args, get_origin
 
 from nemo2.config.aliases import decided_elsewhere
 from nemo2.config.capture import captured_arguments
+from nemo2.config.value_types import type_hints
 from nemo2.config.walk import class_of
 
 _LOWER = {"[": (operator.ge, "at least"), "(": (operator.gt, "above")}
@@ -100,11 +101,12 @@ class Choice:
     unless: str = ""
 
     def holds(self, value: Any) -> bool:
-        return value is None or value in self.texts
+        """Whether a field may have this value. A list is checked item by item."""
+        return all(one is None or one in self.texts for one in (value if isinstance(value, list | tuple) else [value]))
 
     @property
     def words(self) -> str:
-        return f"{', '.join(map(repr, self.texts[:-1]))} or {self.texts[-1]!r}"
+        return " or ".join(filter(None, (", ".join(map(repr, self.texts[:-1])), repr(self.texts[-1]))))
 
 
 def _words(interval: str, *, whole: bool) -> str:
@@ -244,14 +246,31 @@ MODEL: Mapping[str, Domain] = _rows(
 )
 
 MODEL_TEXTS: Mapping[str, Choice] = {
-    "normalization": Choice(("LayerNorm", "RMSNorm", "L2Norm"), "the norms of Megatron-Core's layers"),
+    "normalization": Choice(("LayerNorm", "RMSNorm"), "the norms of Megatron-Core's layers"),
     "position_embedding_type": Choice(
         ("learned_absolute", "rope", "none", "mrope", "yarn", "relative"), "mrope and yarn if Megatron-Core has them"
+    ),
+    "rope_type": Choice(("rope", "yarn"), "the rotary positions of latent attention"),
+    "moe_router_load_balancing_type": Choice(
+        ("aux_loss", "seq_aux_loss", "global_aux_loss", "sinkhorn", "quantile_balancing", "none"),
+        "quantile_balancing if Megatron-Core has it; with any other text, it would balance nothing",
     ),
     "tp_comm_bootstrap_backend": Choice(
         ("nccl", "mpi", "gloo"), "the backend with which Transformer Engine starts its userbuffers"
     ),
 }
+
+
+def model_texts(cls: Any) -> Mapping[str, Choice]:
+    """The texts of the fields of a model's configuration: `MODEL_TEXTS`, and those that the annotations of ``cls`` list."""
+    listed = {}
+    for name, hint in type_hints(cls).items():
+        literals = [one for one in get_args(hint) if one is not type(None)] if get_origin(hint) is Union else [hint]
+        texts = [text for one in literals for text in get_args(one)]
+        if all(get_origin(one) is Literal for one in literals) and all(isinstance(text, str) for text in texts):
+            listed[name] = Choice(tuple(texts), f"the texts of {cls.__name__}")
+    return {**listed, **MODEL_TEXTS}
+
 
 _SHARDED = ("no_shard", "optim", "optim_grads", "optim_grads_params")
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from packaging.version import Version
 
+from nemo2.config.walk import class_of
 from nemo2.preflight.checks.facts import Facts
 from nemo2.preflight.checks.rule import Topic
 
@@ -36,6 +37,33 @@ def _left(facts: Facts) -> Iterator[str]:
                 f"to {instead}, or to 'auto' for the fastest backend that works."
             )
             return
+
+
+@ATTENTION.rule("largest-scores-have-a-reader")
+def _scores(facts: Facts) -> Iterator[str]:
+    """`qk_clip` and `log_max_attention_logit` must be False.
+
+    Otherwise: Nothing is clipped or logged. Megatron-Core leaves both to the training loop, and nemo2 does neither.
+    """
+    for name, done in (("qk_clip", "clips the weights of queries and keys"), ("log_max_attention_logit", "logs it")):
+        if facts.of_model(name):
+            yield (
+                f"model.config.{name}=True: layers only keep their largest attention score, and no training step of nemo2 "
+                f"{done}. Set {name}=False."
+            )
+
+
+@ATTENTION.rule("latent-attention-has-its-sizes")
+def _latent(facts: Facts) -> Iterator[str]:
+    """`multi_latent_attention` requires a model configuration with the sizes of its projections, such as DeepSeek's.
+
+    Otherwise: The model raises AttributeError on every rank.
+    """
+    if facts.of_model("multi_latent_attention") and not hasattr(facts.written_config, "kv_lora_rank"):
+        yield (
+            f"model.config.multi_latent_attention=True: {class_of(facts.model).__name__} has no sizes for latent attention. Set "
+            "it to False, or use a model with latent attention, such as DeepSeek's."
+        )
 
 
 _NAMES = ("flash", "fused", "unfused")

@@ -54,17 +54,11 @@ def _yarn(facts: Facts) -> Iterator[str]:
 
 @CONTEXT.rule("exchange-is-known")
 def exchanged(facts: Facts) -> Iterator[str]:
-    """`cp_comm_type` must be p2p, all_gather or a2a, and `hierarchical_context_parallel_sizes` None.
+    """`cp_comm_type` must be p2p, all_gather or a2a.
 
     Otherwise: The attention raises an error in the first step. With 'a2a+p2p' each rank would attend only to its own
-    part of the sequence, because no process groups exist for it. The sizes are of those groups and would have no effect.
+    part of the sequence, because no process groups exist for it.
     """
-    if sizes := facts.of_model("hierarchical_context_parallel_sizes"):
-        yield (
-            f"model.config.hierarchical_context_parallel_sizes={sizes}: MegatronStrategy does not create hierarchical "
-            "context-parallel groups. Set it to None, and the size of context parallelism by "
-            "strategy.context_parallel_size."
-        )
     kinds = facts.of_model("cp_comm_type")
     for kind in dict.fromkeys(kinds if isinstance(kinds, list) else [kinds]):
         if kind == "a2a+p2p" and facts.layout.cp == 1:

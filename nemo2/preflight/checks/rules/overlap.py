@@ -29,6 +29,25 @@ def _gather_starts_from_reduction() -> None:
     """
 
 
+@OVERLAP.settled("one-switch-for-the-gather")
+def _one_switch_for_the_gather() -> None:
+    """`overlap_param_gather` of the optimizer follows that of the gradient buffers. Set it on the buffers, or set both to
+    the same value.
+
+    Otherwise: The strategy raises an error on every rank, because nothing would overlap, and parameters that are gathered in
+    MXFP8 would stay as they are.
+    """
+
+
+@OVERLAP.settled("one-switch-for-delayed-gradients")
+def _one_switch_for_delayed_gradients() -> None:
+    """`delay_wgrad_compute` of the gradient buffers follows that of the model. Set it on the model, or set both to the
+    same value.
+
+    Otherwise: The strategy raises an error on every rank, because the buffers would reduce gradients that aren't there yet.
+    """
+
+
 @OVERLAP.rule("gather-in-the-step-needs-virtual-stages")
 def _step(facts: Facts) -> Iterator[str]:
     """`overlap_param_gather_with_optimizer_step` requires `overlap_param_gather` and virtual stages.

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 from nemo2.base.backend.compilation import uncompiled
 from nemo2.base.counts import is_count
+from nemo2.config.walk import class_of
 from nemo2.preflight.checks import domains
 from nemo2.preflight.checks.arithmetic import divisors
 from nemo2.preflight.checks.domains import out_of_range
@@ -18,12 +19,14 @@ SHAPE = Topic("The model", needs_sizes=False)
 def _numbers(facts: Facts) -> Iterator[str]:
     """Each number of the model configuration must be in its valid range and must not be NaN or infinite: for
     example, widths, layers and heads of at least 1, an epsilon that is not negative, and a rotary base above 0. The
-    normalization and the position embedding must be those that Megatron-Core knows.
+    normalization, the position embedding and other texts must be those that Megatron-Core knows.
 
     Otherwise: Megatron-Core raises an error when it builds the first layer, builds an empty model or one without position
-    embeddings, or computes NaN in the first step.
+    embeddings, balances no experts, or computes NaN in the first step.
     """
-    yield from out_of_range(facts.model, "model.config", {**domains.MODEL, **domains.MODEL_TEXTS})
+    yield from out_of_range(
+        facts.model, "model.config", {**domains.MODEL, **domains.model_texts(class_of(facts.model))}
+    )
 
 
 @SHAPE.rule("heads-in-groups")

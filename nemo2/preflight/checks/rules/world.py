@@ -38,6 +38,39 @@ def _launch_counts(facts: Facts) -> Iterator[str]:
     yield from (problem for problem in problems if problem is not None)
 
 
+_GTP = "weights in more shards than tensor-parallel ranks"
+_WITHOUT_GROUPS = {
+    "hierarchical_context_parallel_sizes": "hierarchical context parallelism",
+    "hybrid_context_parallel": "hybrid context parallelism",
+    "max_seqlen_per_dp_cp_rank": "hybrid context parallelism",
+    "tensor_parallel_num_weight_shards": _GTP,
+    "gtp_weight_remat_size": _GTP,
+    "expert_tensor_parallel_num_weight_shards": _GTP,
+    "expert_gtp_weight_remat_size": _GTP,
+}
+"""Fields of a model's configuration whose process groups no strategy creates, and what these are for."""
+
+
+@WORLD.rule("groups-are-created")
+def _groups(facts: Facts) -> Iterator[str]:
+    """Settings of process groups that `MegatronStrategy` does not create must be unset: hierarchical and hybrid context
+    parallelism, and weights in more shards than tensor-parallel ranks.
+
+    Otherwise: They have no effect, or the first step raises KeyError.
+    """
+    for name, kind in _WITHOUT_GROUPS.items():
+        value = getattr(facts.model, name, None)
+        of_tensor_ranks = (
+            facts.layout.tp if name == "tensor_parallel_num_weight_shards" else facts.layout.expert_tensor_size
+        )
+        unset = (1, of_tensor_ranks) if kind is _GTP else ()
+        if value and value not in unset:
+            yield (
+                f"model.config.{name}={value!r}: MegatronStrategy creates no process groups for {kind}. Leave it unset, and "
+                "set the sizes of the strategy."
+            )
+
+
 @WORLD.rule("dense-sizes-divide-the-world", megatron_refuses=True)
 def _dense_world(facts: Facts) -> Iterator[str]:
     """The product of tensor, pipeline and context parallel size must divide the number of ranks (nodes * devices).

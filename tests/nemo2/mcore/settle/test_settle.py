@@ -102,6 +102,15 @@ def test_megatron_fsdp_averages_in_collectives_where_there_are_experts(recipe: A
     assert settle(run, H100).value("trainer.strategy.ddp", "average_in_collective") == (True, averages)
 
 
+def test_the_buffers_wait_for_delayed_gradients_of_the_layers() -> None:
+    changes = "model.config.overlap_moe_expert_parallel_comm=True model.config.delay_wgrad_compute=True"
+    run = changed(mixtral_8x7b, *changes.split())
+    assert settle(run, H100).value("trainer.strategy.ddp", "delay_wgrad_compute") == (True, True)
+    run.strategy.ddp.delay_wgrad_compute = True
+    here = settle(run, Machine(accelerator="cpu", overrides=Machine.here().overrides))
+    assert here.messages == [] and here.value("trainer.strategy.ddp", "delay_wgrad_compute") == (True, False)
+
+
 REFUSED = [
     ("model.config.tensor_model_parallel_size=4", "sizes-on-the-strategy"),
     ("optim.config.use_distributed_optimizer=False strategy.ddp.overlap_param_gather=True",
@@ -109,6 +118,8 @@ REFUSED = [
     ("optim.config.use_distributed_optimizer=True strategy.ddp.use_distributed_optimizer=False",
      "one-switch-for-the-distributed-optimizer"),
     ("optim.config.optimizer=muon", "distributed-optimizer-is-adams"),
+    ("strategy.ddp.delay_wgrad_compute=True", "one-switch-for-delayed-gradients"),
+    ("strategy.ddp.use_custom_fsdp=True", "strategy-has-what-it-is-asked"),
     ("trainer.plugins.grad_reduce_in_fp32=True strategy.ddp.grad_reduce_in_fp32=False", "one-precision"),
     ("model.config.cuda_graph_impl=local strategy.fsdp=megatron", "graphs-go-with-the-rest"),
     ("trainer.plugins.precision=16-mixed strategy.fsdp=megatron", "megatron-fsdp-has-no-loss-scaler"),

@@ -142,7 +142,6 @@ def test_each_need_is_asked_for() -> None:
     [
         ({"rotary_interleaved": True, "apply_rope_fusion": True}, "2.3.0"),
         ({"softmax_type": "learnable"}, "2.8.0"),
-        ({"log_max_attention_logit": True}, "2.9.0"),
         ({"symmetric_ar_type": "two_shot"}, "2.3.0"),
     ],
     ids=lambda value: str(value)[:30],

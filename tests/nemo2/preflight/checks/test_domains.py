@@ -23,6 +23,7 @@ from nemo2.models.gpt import GPTConfig
 from nemo2.models.ssm import SSMConfig
 from nemo2.preflight.checks import domains, find_problems
 from nemo2.preflight.checks.domains import Domain, out_of_range
+from nemo2.preflight.checks.rules.world import _WITHOUT_GROUPS
 
 TABLES = {
     "model": domains.MODEL, "optimizer": domains.OPTIMIZER, "schedule": domains.SCHEDULE, "data": domains.DATA,
@@ -30,6 +31,7 @@ TABLES = {
 }  # fmt: skip
 ROWS = [pytest.param(row, id=f"{table}.{name}") for table, rows in TABLES.items() for name, row in rows.items()]
 ON_THE_STRATEGY = "the strategy's, whose sizes are judged there"
+WITHOUT_GROUPS = "refused, because no strategy creates their groups"
 A_KERNELS = "handed to a kernel or a communication library as it is"
 OF_INFERENCE = "read in inference, which nemo2 runs without it"
 NOT_BUILT = "of a part of Megatron-Core that nemo2 does not build"
@@ -37,15 +39,14 @@ WITHOUT_A_ROW = {
     **dict.fromkeys(
         ("tensor_model_parallel_size", "pipeline_model_parallel_size", "virtual_pipeline_model_parallel_size",
          "context_parallel_size", "expert_model_parallel_size", "expert_tensor_parallel_size",
-         "hierarchical_context_parallel_sizes", "microbatch_group_size_per_vp_stage",
-         "num_layers_in_first_pipeline_stage", "num_layers_in_last_pipeline_stage",
-         "tensor_parallel_num_weight_shards", "gtp_weight_remat_size", "expert_tensor_parallel_num_weight_shards",
-         "expert_gtp_weight_remat_size"), ON_THE_STRATEGY),
+         "microbatch_group_size_per_vp_stage",
+         "num_layers_in_first_pipeline_stage", "num_layers_in_last_pipeline_stage"), ON_THE_STRATEGY),
+    **dict.fromkeys(_WITHOUT_GROUPS, WITHOUT_GROUPS),
     **dict.fromkeys(
         ("moe_flex_dispatcher_num_sms", "moe_deepep_num_sms", "moe_hybridep_num_sms", "moe_hybridep_num_sms_preprocessing",
          "moe_hybridep_num_blocks_permute", "moe_hybridep_num_blocks_unpermute", "moe_mlp_glu_interleave_size",
          "moe_shared_expert_glu_interleave_size"), A_KERNELS),
-    **dict.fromkeys(("inference_sampling_seed", "max_seqlen_per_dp_cp_rank"), OF_INFERENCE),
+    "inference_sampling_seed": OF_INFERENCE,
     **dict.fromkeys(
         ("moe_paged_stash_page_size", "moe_paged_stash_buffer_size_factor_cuda", "moe_paged_stash_buffer_size_factor_cpu",
          "moe_expert_rank_capacity_factor", "moe_router_force_biased"), NOT_BUILT),
@@ -251,3 +252,21 @@ def test_an_argument_that_ends_in_a_field_has_the_domain_of_the_field() -> None:
             assert any(f"{name}={wrong!r}" in str(problem) for problem in find_problems(recipe)), name
             drawn.append(name)
     assert {"bucket_size", "wgrad_deferral_limit", "tp_comm_bootstrap_backend", "fp16_hysteresis"} <= set(drawn)
+
+
+@pytest.mark.parametrize(
+    ("name", "known", "unknown"),
+    [
+        ("moe_token_dispatcher_type", "alltoall", "all2all"),
+        ("moe_router_dtype", None, "fp16"),
+        ("moe_router_load_balancing_type", ["aux_loss", "none"], ["aux_loss", "non"]),
+        ("position_embedding_type", "yarn", "rotary"),
+    ],
+)
+def test_texts_are_those_of_the_annotations_and_of_the_table(name: str, known: Any, unknown: Any) -> None:
+    texts = domains.model_texts(GPTConfig)
+    config = GPTConfig(num_layers=2, hidden_size=32, num_attention_heads=4)
+    assert not list(out_of_range(config, "model.config", texts))
+    for value, count in ((known, 0), (unknown, 1)):
+        setattr(config, name, value)
+        assert len(list(out_of_range(config, "model.config", texts))) == count

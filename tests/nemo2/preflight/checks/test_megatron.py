@@ -3,9 +3,6 @@
 
 import re
 import shlex
-from collections.abc import Mapping
-from dataclasses import replace
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import pytest
@@ -46,8 +43,6 @@ class Row(NamedTuple):
     broken: str
     named: str
     mended: str
-    assigned: Mapping[str, Any] = MappingProxyType({})
-    """Values of the broken recipe that the command line refuses."""
 
 
 ROWS = (
@@ -183,13 +178,6 @@ ROWS = (
     ),
     Row(
         "llama3_8b",
-        f"{FULL}uniform {MODEL}recompute_num_layers=1",
-        "recompute_method recompute_granularity",
-        f"{FULL}uniform {MODEL}recompute_num_layers=1",
-        {f"{MODEL}recompute_method": "everywhere"},
-    ),
-    Row(
-        "llama3_8b",
         f"{SELECTIVE}['mla_up_proj']",
         "recompute_modules recompute_granularity",
         f"{SELECTIVE}['core_attn','mlp']",
@@ -243,7 +231,7 @@ def case(row: Row, changes: str) -> Case:
 
 
 def broken_recipe(row: Row) -> Any:
-    return recipe_of(replace(case(row, row.broken), assigned=row.assigned))
+    return recipe_of(case(row, row.broken))
 
 
 @pytest.fixture(scope="module")
