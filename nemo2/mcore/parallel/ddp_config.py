@@ -35,7 +35,15 @@ register_elsewhere(
     "optim.config",
     use_distributed_optimizer=lambda config: getattr(config, "use_distributed_optimizer", NOT_HERE),
 )
-register_elsewhere(_OPTIMIZER, "trainer.strategy", use_distributed_optimizer=_set_on_the_buffers)
+register_elsewhere(
+    _DDP, "model.config", delay_wgrad_compute=lambda config: getattr(config, "delay_wgrad_compute", NOT_HERE)
+)
+register_elsewhere(
+    _OPTIMIZER,
+    "trainer.strategy",
+    use_distributed_optimizer=_set_on_the_buffers,
+    overlap_param_gather=lambda strategy: getattr(getattr(strategy, "ddp", None), "overlap_param_gather", NOT_HERE),
+)
 
 
 def remember_arguments() -> None:
