@@ -20,6 +20,7 @@ import torch
 from packaging.version import Version
 from torch.utils._device import _device_constructors
 
+from nemo2.base.backend import products
 from nemo2.base.backend.base import Backend, Override
 from nemo2.base.backend.extras import has
 from nemo2.base.backend.patching import Patch, Patcher
@@ -41,6 +42,7 @@ class CpuBackend(Backend):
 
     def __init__(self) -> None:
         self._patcher: Patcher | None = None
+        self._products: Any = None
 
     @property
     def device(self) -> torch.device:
@@ -87,6 +89,8 @@ class CpuBackend(Backend):
         """Restore the state before `install()`. For tests of the installation itself."""
         if self._patcher is not None:
             self._patcher.undo()
+            if self._products is not None:
+                self._products._destroy()
             logging.getLogger(_RNG_LOGGER).removeFilter(_no_shared_generator_warning)
             self._patcher = None
 
@@ -158,6 +162,9 @@ class CpuBackend(Backend):
             # Imported first, because it imports torch._dynamo, which records torch's functions by identity.
             version = importlib.import_module("megatron.core").__version__
             patcher.apply(_patches(), version=version, choose=_without_compile)
+            if products.are_slow():
+                warnings.filterwarnings("ignore", message=".*Overriding a previously registered kernel")
+                self._products = products.in_float32()
         # The threads of a gloo group don't exist in a forked process, such as Megatron-Core's checkpoint writers. Its
         # garbage collection would destroy a group that was garbage at the fork, and wait for these threads for ever.
         os.register_at_fork(after_in_child=gc.freeze)
