@@ -5,6 +5,8 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from nemo2.base.backend.extras import has
 from nemo2.base.backend.fused_adam import FusedAdam
 from nemo2.base.backend.patching import Patch
@@ -19,10 +21,17 @@ def recomputation_patch() -> Patch:
     )
 
 
+class OffloadedAdam(torch.optim.AdamW):
+    """torch's AdamW, for parameters in host memory, under a class of its own: a patch of ``Adam`` reaches every name of the
+    class that it replaces. Megatron-Core saves the step of offloaded parameters from torch's classes only."""
+
+
 def adam_patches() -> tuple[Patch, ...]:
     optimizer = "megatron.core.optimizer"
     why = "torch's AdamW cannot be loaded from a checkpoint of the distributed optimizer"
     return (
+        # Before Adam, whose replacement is the one for other names of the same class.
+        Patch(target=f"{optimizer}:CPUAdam", replacement=OffloadedAdam, why=why),
         Patch(target=f"{optimizer}:Adam", replacement=FusedAdam, why=why),
         Patch(target=f"{optimizer}:USING_PYTORCH_OPTIMIZER", replacement=False, why=why),
         Patch(target=f"{optimizer}.distrib_optimizer:Adam", replacement=FusedAdam, why=why),

@@ -149,6 +149,7 @@ def needs() -> dict[str, bool]:
         f"{moe}:te_general_gemm": "te_general_gemm is not None" in inspect.getsource(moe_utils),
         **{patch.target: "transformer_engine" in inspect.getsource(patch.resolve()[0]) for patch in kernel_patches()},
         f"{megatron}.optimizer:Adam": optimizer.Adam is torch.optim.AdamW,
+        f"{megatron}.optimizer:CPUAdam": optimizer.CPUAdam is optimizer.Adam,
         f"{megatron}.optimizer:USING_PYTORCH_OPTIMIZER": optimizer.USING_PYTORCH_OPTIMIZER,
         f"{megatron}.optimizer.distrib_optimizer:Adam": distrib_optimizer.Adam is torch.optim.Adam,
         f"{megatron}.optimizer.distrib_optimizer:HAVE_APEX_OR_TE": not distrib_optimizer.HAVE_APEX_OR_TE,
