@@ -33,6 +33,7 @@ from nemo2.config.walk import class_of
 from nemo2.hugging_face.checkpoint import Checkpoint
 from nemo2.mcore.parallel.distillation import TeacherLogits, cross_entropy, distillation_loss
 from nemo2.mcore.parallel.megatron_parallel import MegatronParallel, MegatronStep
+from nemo2.mcore.settle.run_settings import listed_callbacks
 from nemo2.models.decoding import core_of
 from nemo2.models.sampling import LEAST_TEMPERATURE
 
@@ -232,12 +233,13 @@ def teachers_recipe(recipe: Any) -> Optional[Any]:
     Raises:
         CheckpointError: the teacher's checkpoint is missing or doesn't describe its model.
     """
-    callbacks = getattr(recipe.trainer, "callbacks", None) or []
+    callbacks = listed_callbacks(getattr(recipe.trainer, "callbacks", None))
     teaching = next((one for one in callbacks if class_of(one) is DistillationCallback), None)
     if teaching is None:
         return None
     alone = copy.deepcopy(recipe)
-    alone.trainer.callbacks = [one for one in alone.trainer.callbacks if class_of(one) is not DistillationCallback]
+    students = listed_callbacks(alone.trainer.callbacks)
+    alone.trainer.callbacks = [one for one in students if class_of(one) is not DistillationCallback]
     if hasattr(alone, "resume"):
         alone.resume = None  # what the student starts from, which may have other sizes
     alone.model = Checkpoint.open(teaching.teacher_model_path).require_nemo2().model_config(follow_data=True)
