@@ -107,8 +107,9 @@ def experts_by_tensor(recipe: Any) -> Any:
 
 def _add(recipe: Any, callback: type, **arguments: Any) -> Any:
     from nemo2.config import Config
+    from nemo2.config.walk import callbacks_of
 
-    callbacks = list(recipe.trainer.callbacks or [])
+    callbacks = callbacks_of(recipe.trainer)
     if not any(isinstance(one, callback) for one in callbacks):
         callbacks.append(Config(callback, **arguments))
     recipe.trainer.callbacks = callbacks

@@ -148,7 +148,7 @@ def build_llama(
     from nemo2.models.deepseek import DeepSeekConfig, DeepSeekModel
     from nemo2.models.llama import LlamaConfig, LlamaModel
 
-    settings: dict[str, Any] = {"optimizer": "adam", "lr": lr, "min_lr": 0.0, "weight_decay": 0.01, "clip_grad": 1.0}
+    settings: dict[str, Any] = {"optimizer": "adam", "lr": lr, "weight_decay": 0.01, "clip_grad": 1.0}
     settings |= {"adam_beta1": 0.9, "adam_beta2": 0.95, "adam_eps": 1e-8, "use_distributed_optimizer": distributed}
     optim = MegatronOptimizerModule(OptimizerConfig(**settings | (optimizer or {})), lr_scheduler=schedule)
     if latent:

@@ -132,7 +132,7 @@ class AutoResume:
                 and trainer.checkpoint_callback is not None
                 and path == checkpoint_at(self.resume_from_path)
             ):
-                trainer.checkpoint_callback.named = path  # pyright: ignore[reportAttributeAccessIssue]
+                trainer.checkpoint_callback.requested = path  # pyright: ignore[reportAttributeAccessIssue]
         if self.restore_config is not None and self.restore_config.load_artifacts and model is not None:
             from nemo2.checkpoint.tokenizers import take_tokenizer
 

@@ -89,12 +89,12 @@ def another_run(directory: Path, results: str, owner: str, run: Run) -> Checkpoi
     )
 
 
-def begin(directory: Path, checkpoint: Optional[Path], *, named: bool = False) -> Run:
+def begin(directory: Path, checkpoint: Optional[Path], *, requested: bool = False) -> Run:
     """The run of `run_from`, which is recorded in ``directory``. Only the process with the lock calls it. Raises as
-    `run_from`; the directory is then unchanged. ``named``: the user named ``checkpoint``, to which the run goes back if it is
-    its own."""
+    `run_from`; the directory is then unchanged. ``requested``: the user set ``checkpoint`` as ``resume.resume_from_path``, to
+    which the run returns if it is its own."""
     run, before = run_from(directory, checkpoint), run_of(directory)
-    manifest = read_manifest(checkpoint) if checkpoint is not None and named else None
+    manifest = read_manifest(checkpoint) if checkpoint is not None and requested else None
     if manifest is not None and manifest.run == run.id:
         run = replace(run, returned_to=(*(run if before is None else before).returned_to, manifest.saved_at))
     if run != before:

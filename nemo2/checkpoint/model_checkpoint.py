@@ -125,8 +125,8 @@ class ModelCheckpoint(Checkpoint):
         self._lock: Optional[DirectoryLock] = None
         self._run: Optional[Run] = None
         """The run that these checkpoints belong to. Set on rank 0 only."""
-        self.named: Optional[Path] = None
-        """The checkpoint from which the user has asked the run to resume. `AutoResume` sets it."""
+        self.requested: Optional[Path] = None
+        """The checkpoint of ``resume.resume_from_path``, if the run resumes from it. `AutoResume` sets it."""
         self._due = False
         """Whether to save after the validation that follows this step."""
         self._validated_step = -1
@@ -210,9 +210,9 @@ class ModelCheckpoint(Checkpoint):
         if self._run is None or trainer.ckpt_path or trainer.global_step == 0:  # else a second fit continues the run
             checkpoint = Path(trainer.ckpt_path) if trainer.ckpt_path else None
             self._run = begin(
-                Path(str(self.dirpath)), checkpoint, named=checkpoint is not None and checkpoint == self.named
+                Path(str(self.dirpath)), checkpoint, requested=checkpoint is not None and checkpoint == self.requested
             )
-            self.named = None
+            self.requested = None
 
     def on_train_batch_start(self, trainer: pl.Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
         self._earlier = self._latest

@@ -31,6 +31,12 @@ def node_at(recipe: Any, path: str) -> Any:
     return node
 
 
+def callbacks_of(trainer: Any) -> list[Any]:
+    """A trainer's callbacks, configs or live objects. Lightning takes a single callback without a list."""
+    callbacks = getattr(trainer, "callbacks", None)
+    return list(callbacks) if isinstance(callbacks, list | tuple) else [] if callbacks is None else [callbacks]
+
+
 def select(root: Any, target: Any) -> list[Any]:
     """Return every config of `target` or a subclass in the tree, each once, parents first.
 

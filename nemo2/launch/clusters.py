@@ -86,12 +86,12 @@ def profiles() -> dict[str, Profile]:
         if file is None or not file.is_file():
             continue
         try:
-            held = tomllib.loads(read_trusted(file, effect="its setup_lines run in jobs"))
+            content = tomllib.loads(read_trusted(file, effect="its setup_lines run in jobs"))
         except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
             raise ConfigError(f"{file} can't be read: {error}.") from error
-        for name in held.keys() - {_TABLE}:
+        for name in content.keys() - {_TABLE}:
             raise ConfigError(f"{file}: {name!r} belongs to no profile and would not be read. Write [{_TABLE}.{name}].")
-        tables = held.get(_TABLE, {})
+        tables = content.get(_TABLE, {})
         if not isinstance(tables, dict):
             raise ConfigError(f"{file}: {_TABLE}={tables!r} must be tables, [{_TABLE}.NAME].")
         for name, values in tables.items():

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Optional
 
 import nemo_run
 
-from nemo2.config.walk import class_of
+from nemo2.config.walk import callbacks_of, class_of
 from nemo2.launch.local import split_secrets
 from nemo2.launch.shape import give_shape
 from nemo2.mcore.parallel.cuda_graphs import kind_of
@@ -160,7 +160,7 @@ def ranks_of(recipe: Any, *, capability: tuple[int, int], devices: int, nodes: i
     return ranks._replace(
         pipeline_parallel=strategy.pipeline_model_parallel_size,
         fsdp=getattr(strategy, "fsdp", None) is not None or bool(getattr(ddp, "use_megatron_fsdp", False)),
-        overlapped=reduced or bool(overlap_callbacks(trainer.callbacks)),
+        overlapped=reduced or bool(overlap_callbacks(callbacks_of(trainer))),
         registered_buffers=bool(getattr(ddp, "nccl_ub", False)),
         graphs=kind_of(model) != "none",
     )

@@ -11,7 +11,7 @@ from nemo2.checkpoint.auto_resume import AutoResume, RestoreConfig
 from nemo2.config import Config
 from nemo2.config.aliases import parameter_names
 from nemo2.config.capture import captured_arguments, configurable
-from nemo2.config.walk import class_of
+from nemo2.config.walk import callbacks_of, class_of
 from nemo2.hugging_face.checkpoint import Checkpoint, find_checkpoint
 from nemo2.llm.api import train
 from nemo2.mcore.optim.base import OptimizerModule
@@ -126,5 +126,5 @@ def distillation_recipe(student: Path, teacher: Path, recipe: Any, distillation_
     )
     settings: dict[str, Any] = {} if distillation_config is None else {"distillation_config": distillation_config}
     teaching = Config(DistillationCallback, teacher_model_path=str(find_checkpoint(teacher)), **settings)
-    recipe.trainer.callbacks = [*(recipe.trainer.callbacks or []), teaching]
+    recipe.trainer.callbacks = [*callbacks_of(recipe.trainer), teaching]
     return recipe

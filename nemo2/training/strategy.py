@@ -47,10 +47,11 @@ from nemo2.training.strategies.base import BaseStrategy
 from nemo2.training.strategies.live_settings import LiveSettings
 from nemo2.training.strategies.megatron_config import (
     ddp_config_of,
-    refuse_or_warn_of_unread_settings,
+    refuse_custom_fsdp,
     refuse_unsupported_arguments,
     strictness_of,
     unify_num_instances,
+    warn_about_unread_settings,
 )
 from nemo2.training.strategies.metrics import timers_of
 
@@ -249,7 +250,8 @@ class MegatronStrategy(LiveSettings, BaseStrategy):
                 f"strategy.fsdp={fsdp!r}: must be 'megatron' or None. To use torch's fully_shard, replace "
                 "MegatronStrategy with FSDP2Strategy."
             )
-        refuse_or_warn_of_unread_settings(self.ddp_config)
+        refuse_custom_fsdp(self.ddp_config)
+        warn_about_unread_settings(self.ddp_config)
         self._compared = False
         self.async_save = ckpt_async_save
         self._setup_optimizers = setup_optimizers

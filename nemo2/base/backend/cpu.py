@@ -20,7 +20,7 @@ import torch
 from packaging.version import Version
 from torch.utils._device import _device_constructors
 
-from nemo2.base.backend import products
+from nemo2.base.backend import low_precision_matmul
 from nemo2.base.backend.base import Backend, Override
 from nemo2.base.backend.extras import has
 from nemo2.base.backend.patching import Patch, Patcher
@@ -42,7 +42,7 @@ class CpuBackend(Backend):
 
     def __init__(self) -> None:
         self._patcher: Patcher | None = None
-        self._products: Any = None
+        self._matmul: Any = None
 
     @property
     def device(self) -> torch.device:
@@ -89,8 +89,9 @@ class CpuBackend(Backend):
         """Restore the state before `install()`. For tests of the installation itself."""
         if self._patcher is not None:
             self._patcher.undo()
-            if self._products is not None:
-                self._products._destroy()
+            if self._matmul is not None:
+                self._matmul._destroy()
+                self._matmul = None
             logging.getLogger(_RNG_LOGGER).removeFilter(_no_shared_generator_warning)
             self._patcher = None
 
@@ -162,9 +163,9 @@ class CpuBackend(Backend):
             # Imported first, because it imports torch._dynamo, which records torch's functions by identity.
             version = importlib.import_module("megatron.core").__version__
             patcher.apply(_patches(), version=version, choose=_without_compile)
-            if products.are_slow():
+            if low_precision_matmul.is_slow():
                 warnings.filterwarnings("ignore", message=".*Overriding a previously registered kernel")
-                self._products = products.in_float32()
+                self._matmul = low_precision_matmul.in_float32()
         # The threads of a gloo group don't exist in a forked process, such as Megatron-Core's checkpoint writers. Its
         # garbage collection would destroy a group that was garbage at the fork, and wait for these threads for ever.
         os.register_at_fork(after_in_child=gc.freeze)

@@ -106,7 +106,7 @@ class BadRecords(BadInput):
         self.into = report
         self.unused: Optional[Collection[str]] = None
         """The fields that all good records so far have and no template names. None: there are no such records."""
-        self.seen = 0
+        self.num_good = 0
 
     @property
     def how_to_skip(self) -> str:
@@ -117,10 +117,10 @@ class BadRecords(BadInput):
         self.into.records += 1
         self.into.note(_MALFORMED, where, why)
 
-    def see(self, unused: Collection[str]) -> None:
+    def note_unused(self, unused: Collection[str]) -> None:
         """Record the fields of a good record that no template names."""
         self.unused = unused if self.unused is None else [name for name in self.unused if name in unused]
-        self.seen += 1
+        self.num_good += 1
 
     def refuse_unused(self) -> None:
         """Called after the last record.
@@ -129,7 +129,7 @@ class BadRecords(BadInput):
             DataError: all records have a field that no template names.
         """
         for name in self.unused or ():
-            raise DataError(f"All {counted(self.seen, 'record')}: {not_shown(name)}")
+            raise DataError(f"All {counted(self.num_good, 'record')}: {not_shown(name)}")
 
 
 def encode_all(
@@ -178,7 +178,7 @@ def encode_all(
             report.note(_UNREAD, where, ", ".join(map(repr, (*sample.unused, *sample.beside))))
         if sample.lost is not None:
             report.note(_LOST, where, sample.lost)
-        bad.see(sample.unused)
+        bad.note_unused(sample.unused)
         if sample.special is not None:
             report.note(_AS_TEXT if limits.on_special_token == "text" else _SPECIAL, where, repr(sample.special))
         report.samples += 1

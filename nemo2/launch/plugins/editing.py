@@ -8,7 +8,7 @@ from typing import Any
 
 from nemo2.base.errors import ConfigError
 from nemo2.config.tree import Config
-from nemo2.config.walk import select
+from nemo2.config.walk import callbacks_of, select
 
 
 def add_callback(plugin: Any, task: Any, callback: Any, **arguments: Any) -> None:
@@ -18,14 +18,14 @@ def add_callback(plugin: Any, task: Any, callback: Any, **arguments: Any) -> Non
         ConfigError: the recipe already has such a callback, or it has no trainer.
     """
     trainer = trainer_of(plugin, task)
-    if select(trainer.callbacks or [], callback):
+    if select(callbacks_of(trainer), callback):
         raise ConfigError(
             f"{type(plugin).__name__} adds {callback.__name__}, but trainer.callbacks already contains this callback. "
             "Set the fields of the existing callback, or leave out the plugin."
         )
     parameters = inspect.signature(callback).parameters
     explicit = {name: value for name, value in arguments.items() if value != parameters[name].default}
-    trainer.callbacks = [*(trainer.callbacks or []), Config(callback, **explicit)]
+    trainer.callbacks = [*callbacks_of(trainer), Config(callback, **explicit)]
 
 
 def arguments_of(plugin: Any) -> dict[str, Any]:

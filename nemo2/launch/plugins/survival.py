@@ -11,6 +11,7 @@ from nemo2.base.backend.extras import has, install
 from nemo2.base.counts import require_counts
 from nemo2.base.errors import ConfigError
 from nemo2.callbacks.fault_tolerance import FaultToleranceCallback
+from nemo2.config.walk import callbacks_of
 from nemo2.launch.plugins.editing import add_callback, set_variable, trainer_of
 from nemo2.mcore.settle.machine import Machine
 from nemo2.training.run_dir.hang import HangWatchdog
@@ -48,7 +49,7 @@ class PreemptionPlugin(nemo_run.Plugin):
             executor.signal = f"{signal.Signals(self.sig).name.removeprefix('SIG')}@{self.preempt_time}"
         if self.callbacks is not None:
             trainer = trainer_of(self, task)
-            trainer.callbacks = [*(trainer.callbacks or []), *self.callbacks]
+            trainer.callbacks = [*callbacks_of(trainer), *self.callbacks]
         elif self.sig != signal.SIGTERM:
             add_callback(self, task, PreemptionCallback, sig=signal.Signals(self.sig).name)
 

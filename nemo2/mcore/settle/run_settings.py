@@ -2,6 +2,7 @@
 """The configurations of a run whose settings depend on each other, as the rows of `nemo2.mcore.settle.rows` read them."""
 
 import copy
+from collections.abc import Iterable
 from dataclasses import dataclass, is_dataclass, replace
 from functools import cached_property
 from typing import Any, Optional
@@ -126,11 +127,6 @@ def _copied(config: Any) -> Any:
     return copy.copy(config) if is_dataclass(config) else config
 
 
-def listed_callbacks(callbacks: Any) -> list[Any]:
-    """A trainer's callbacks as a list. Lightning takes a single one without a list."""
-    return list(callbacks) if isinstance(callbacks, list | tuple) else [] if callbacks is None else [callbacks]
-
-
-def overlap_callbacks(callbacks: Any) -> list[Any]:
-    """The overlap callbacks of a trainer, as configs or live objects."""
-    return [one for one in listed_callbacks(callbacks) if getattr(class_of(one), "asks_for_overlap", False)]
+def overlap_callbacks(callbacks: Iterable[Any]) -> list[Any]:
+    """The overlap callbacks among a trainer's, as configs or live objects."""
+    return [one for one in callbacks if getattr(class_of(one), "asks_for_overlap", False)]

@@ -21,6 +21,7 @@ from nemo2.base.backend.te_version import megatron_finds
 from nemo2.base.errors import ConfigError
 from nemo2.config.derivations import apply
 from nemo2.config.provenance import Step, adjust_to, adjusting, adjustments
+from nemo2.config.walk import callbacks_of
 from nemo2.mcore.parallel.cuda_graphs import kind_of
 from nemo2.mcore.parallel.layout import Layout
 from nemo2.mcore.precision import MegatronMixedPrecision
@@ -272,7 +273,7 @@ def _decide(recipe: Any, settled: Settled, world_size: int, attempts: _Attempts)
         model_config=objects.get("model.config"),
         machine=settled.machine,
     )
-    nodes = overlap_callbacks(getattr(recipe.trainer, "callbacks", None))
+    nodes = overlap_callbacks(callbacks_of(recipe.trainer))
     built = (
         attempts.attempt(OVERLAP_RULE, lambda one=one: fdl.build(one) if isinstance(one, fdl.Config) else one)
         for one in nodes

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Optional
 from nemo2.base.backend import extras
 from nemo2.base.counts import is_count
 from nemo2.base.errors import ConfigError
-from nemo2.config.walk import class_of, node_at
+from nemo2.config.walk import callbacks_of, class_of, node_at
 from nemo2.mcore.parallel.layout import LAYOUT_FIELDS, Layout
 from nemo2.mcore.settle.machine import Machine
 from nemo2.mcore.settle.parts import Parts, build_parts
@@ -63,10 +63,10 @@ class Facts:
     @property
     def callbacks(self) -> list[tuple[str, Any]]:
         """The trainer's callbacks, nodes and live objects, each with its path."""
-        path, given = "trainer.callbacks", self.at("trainer.callbacks")
-        if isinstance(given, list | tuple):
-            return [(f"{path}[{index}]", one) for index, one in enumerate(given)]
-        return [] if given is None else [(path, given)]
+        path, callbacks = "trainer.callbacks", callbacks_of(self.trainer)
+        if isinstance(self.at(path), list | tuple):
+            return [(f"{path}[{index}]", one) for index, one in enumerate(callbacks)]
+        return [(path, one) for one in callbacks]
 
     @property
     def trainer(self) -> Any:

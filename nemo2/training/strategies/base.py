@@ -48,6 +48,7 @@ from nemo2.checkpoint.forms.form import Form, digest_of_base
 from nemo2.checkpoint.io import MegatronCheckpointIO
 from nemo2.checkpoint.paths import missing
 from nemo2.config.notices import announce_machine_settings
+from nemo2.config.walk import callbacks_of
 from nemo2.data.batch_sampler import EvalBatchSampler
 from nemo2.data.sampler import MegatronDataSampler
 from nemo2.data.workers import outliving_signals
@@ -63,7 +64,6 @@ from nemo2.mcore.parallel.megatron_parallel import MegatronParallel
 from nemo2.mcore.parallel.transform import transform_of
 from nemo2.mcore.precision import MegatronMixedPrecision
 from nemo2.mcore.settle.machine import Machine
-from nemo2.mcore.settle.run_settings import listed_callbacks
 from nemo2.mcore.settle.world import World
 from nemo2.models.tracked_losses import report_tracked_losses
 from nemo2.training.run_dir.progress import ProgressPrinter, make_progress
@@ -908,7 +908,7 @@ def requests_of_lightning(trainer: Any) -> Iterator[str]:
             f"trainer.accumulate_grad_batches={batches}: every step already accumulates the gradients of its micro-batches. "
             "Raise data.global_batch_size instead, and leave trainer.accumulate_grad_batches=1."
         )
-    for callback in listed_callbacks(getattr(trainer, "callbacks", None)):
+    for callback in callbacks_of(trainer):
         if isinstance(callback, GradientAccumulationScheduler) and {*callback.scheduling.values()} != {1}:
             yield (
                 f"trainer.callbacks has a GradientAccumulationScheduler({callback.scheduling}): every step already accumulates "

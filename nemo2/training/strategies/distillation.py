@@ -29,11 +29,10 @@ from nemo2.base.errors import ConfigError
 from nemo2.base.names import did_you_mean
 from nemo2.checkpoint.foreign_files import read_yaml
 from nemo2.config.capture import configurable
-from nemo2.config.walk import class_of
+from nemo2.config.walk import callbacks_of, class_of
 from nemo2.hugging_face.checkpoint import Checkpoint
 from nemo2.mcore.parallel.distillation import TeacherLogits, cross_entropy, distillation_loss
 from nemo2.mcore.parallel.megatron_parallel import MegatronParallel, MegatronStep
-from nemo2.mcore.settle.run_settings import listed_callbacks
 from nemo2.models.decoding import core_of
 from nemo2.models.sampling import LEAST_TEMPERATURE
 
@@ -233,13 +232,12 @@ def teachers_recipe(recipe: Any) -> Optional[Any]:
     Raises:
         CheckpointError: the teacher's checkpoint is missing or doesn't describe its model.
     """
-    callbacks = listed_callbacks(getattr(recipe.trainer, "callbacks", None))
-    teaching = next((one for one in callbacks if class_of(one) is DistillationCallback), None)
+    teaching = next((one for one in callbacks_of(recipe.trainer) if class_of(one) is DistillationCallback), None)
     if teaching is None:
         return None
     alone = copy.deepcopy(recipe)
-    students = listed_callbacks(alone.trainer.callbacks)
-    alone.trainer.callbacks = [one for one in students if class_of(one) is not DistillationCallback]
+    others = [one for one in callbacks_of(alone.trainer) if class_of(one) is not DistillationCallback]
+    alone.trainer.callbacks = others
     if hasattr(alone, "resume"):
         alone.resume = None  # what the student starts from, which may have other sizes
     alone.model = Checkpoint.open(teaching.teacher_model_path).require_nemo2().model_config(follow_data=True)

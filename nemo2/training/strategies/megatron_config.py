@@ -114,23 +114,23 @@ def unify_num_instances(instances: int, ddp_config: DistributedDataParallelConfi
     return instances
 
 
-def refuse_or_warn_of_unread_settings(ddp_config: DistributedDataParallelConfig) -> None:
-    """Warn about settings of the gradient buffers that nothing reads in this run.
+def refuse_custom_fsdp(ddp_config: DistributedDataParallelConfig) -> None:
+    """Raise an error for ``use_custom_fsdp`` without Megatron-FSDP, of which it is an older name."""
+    if getattr(ddp_config, "use_custom_fsdp", False) and not ddp_config.use_megatron_fsdp:
+        raise ConfigError(
+            "strategy.ddp_config.use_custom_fsdp=True: Megatron-Core no longer reads this older name of Megatron-FSDP, so "
+            "nothing would be sharded. Set strategy.fsdp='megatron', and remove use_custom_fsdp."
+        )
 
-    Raises:
-        ConfigError: ``use_custom_fsdp``, without which nothing would be sharded.
-    """
+
+def warn_about_unread_settings(ddp_config: DistributedDataParallelConfig) -> None:
+    """Warn about settings of the gradient buffers that nothing reads in this run."""
     warn_without_effect(
         "Only Megatron-LM's training script reads it: set bucket_size, the number of elements of a bucket.",
         **{"strategy.ddp_config.num_buckets": (getattr(ddp_config, "num_buckets", None), None)},
     )
     if ddp_config.use_megatron_fsdp:
         return
-    if getattr(ddp_config, "use_custom_fsdp", False):
-        raise ConfigError(
-            "strategy.ddp_config.use_custom_fsdp=True: Megatron-Core no longer reads this older name of Megatron-FSDP, so "
-            "nothing would be sharded. Set strategy.fsdp='megatron', and remove use_custom_fsdp."
-        )
     idle = {
         f"strategy.ddp_config.{one.name}": (getattr(ddp_config, one.name), one.default)
         for one in dataclasses.fields(ddp_config)

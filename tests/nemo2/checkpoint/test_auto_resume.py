@@ -171,22 +171,22 @@ def test_a_run_that_went_back_to_its_own_checkpoint_goes_on_from_what_it_has_sav
     (tmp_path / ".run").write_text('{"id": "own", "lineage": []}')
     command = AutoResume(resume_from_path=str(steps[3]), resume_if_exists=True)
     a_trainer = trainer(tmp_path)
-    assert command.setup(a_trainer) == a_trainer.checkpoint_callback.named == steps[3]
-    run = begin(tmp_path, steps[3], named=True)
+    assert command.setup(a_trainer) == a_trainer.checkpoint_callback.requested == steps[3]
+    run = begin(tmp_path, steps[3], requested=True)
     assert begin(tmp_path, steps[3]) == Run(id="own"), "only a named one is gone back to"
-    assert begin(tmp_path, steps[3], named=True) == run == run_of(tmp_path)
+    assert begin(tmp_path, steps[3], requested=True) == run == run_of(tmp_path)
     later = saved(tmp_path / "again-4", 4, saved_at=10.0, **run.signature())
     for resume in (command, AutoResume(resume_if_exists=True)):
         a_trainer = trainer(tmp_path, max_steps=9)
         assert resume.setup(a_trainer) == resume.checkpoint_in(tmp_path) == later
-        assert not hasattr(a_trainer.checkpoint_callback, "named")
+        assert not hasattr(a_trainer.checkpoint_callback, "requested")
     assert begin(tmp_path, later) == run
     renamed = AutoResume(resume_from_path=str(steps[6]) + "-last").setup(trainer(tmp_path))
     assert renamed == steps[6], "the last checkpoint is renamed when a newer one is saved"
     # Another of its checkpoints is gone back to, also one of the attempt before.
     other = AutoResume(resume_from_path=str(steps[6]), resume_if_exists=True)
     assert other.setup(trainer(tmp_path)) == steps[6]
-    assert begin(tmp_path, steps[6], named=True).returned_to == (3.0, 6.0)
+    assert begin(tmp_path, steps[6], requested=True).returned_to == (3.0, 6.0)
     assert [path.name for path, _ in finished(tmp_path)] == ["step=3", "step=6", "step=9", "again-4"]
 
 

@@ -145,7 +145,7 @@ def test_a_run_that_goes_back_replaces_what_it_had_saved_and_keeps_its_new_attem
         return [path.name for path, _ in finished(tmp_path)]
 
     assert trained(2, 4, 6) == ["step=2", "step=4", "step=6-last"]
-    callback.named = tmp_path / "step=2"
+    callback.requested = tmp_path / "step=2"
     assert trained(5, start="step=2") == ["step=2", "step=4", "step=6", "step=5-last"], "the command names step 2 again"
     assert trained(6, start="step=5-last") == ["step=2", "step=6", "step=5", "step=6-last"]
     assert trained(7, start="step=6-last") == ["step=2", "step=5", "step=6", "step=7-last"]

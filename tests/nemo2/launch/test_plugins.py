@@ -11,6 +11,7 @@ from typing import Any
 import nemo_run
 import pytest
 from fiddle._src.experimental import dataclasses as fdl_dc
+from lightning.pytorch.callbacks import Timer
 from nemo_run.core.serialization.zlib_json import ZlibJSONSerializer
 
 from nemo2 import plugins
@@ -24,7 +25,7 @@ from nemo2.callbacks import (
     PytorchProfilerCallback,
 )
 from nemo2.config import Config
-from nemo2.config.walk import select
+from nemo2.config.walk import class_of, select
 from nemo2.launch import RankFailure, launch, run
 from nemo2.launch.plugins.apply import apply_plugins, build_plugins, split_plugins
 from nemo2.launch.slurm.script import job_script
@@ -33,6 +34,7 @@ from nemo2.launch.slurm.start import job_of
 from nemo2.recipes import llama_tiny
 from nemo2.recipes.log.default import wandb_logger
 from nemo2.training.run_dir.records import read_metrics
+from nemo2.training.strategies.distillation import teachers_recipe
 
 
 @pytest.fixture
@@ -202,6 +204,15 @@ def test_a_signal_before_the_end_of_a_jobs_time(recipe) -> None:
     plugins.PreemptionPlugin(sig=signal.SIGUSR2).setup(recipe, executor := slurm())
     assert "#SBATCH --signal=USR2@60" in script_of(executor)
     assert select(recipe.trainer.callbacks, PreemptionCallback)[0].sig == "SIGUSR2"
+
+
+def test_a_callback_without_a_list_stays_beside_those_that_plugins_add(recipe) -> None:
+    """Lightning takes a single callback too."""
+    recipe.trainer.callbacks = Config(Timer, duration="00:01:00:00")
+    assert teachers_recipe(recipe) is None
+    plugins.PreemptionPlugin(sig=signal.SIGUSR2).setup(recipe, slurm())
+    plugins.PreemptionPlugin(callbacks=[Config(HangWatchdog)]).setup(recipe, slurm())
+    assert [class_of(one) for one in recipe.trainer.callbacks] == [Timer, PreemptionCallback, HangWatchdog]
 
 
 def test_fault_tolerance_is_torchruns_restarts_and_a_watchdog(recipe) -> None:

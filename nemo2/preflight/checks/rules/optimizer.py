@@ -43,8 +43,8 @@ def _end(facts: Facts) -> Iterator[str]:
 
 @OPTIMIZER.rule("final-rate-is-the-schedules")
 def _final_rate(facts: Facts) -> Iterator[str]:
-    """`optim.config.min_lr` and `optim.config.decoupled_min_lr` must be None, 0 or the `min_lr` of the schedule, which sets
-    the rate of all parameters. A schedule of your own may read them.
+    """`optim.config.min_lr` and `optim.config.decoupled_min_lr` must be None or the `min_lr` of the schedule, which sets the
+    rate of all parameters. A schedule of your own may read them.
 
     Otherwise: They have no effect, because they are read by Megatron-LM's scheduler only.
     """
@@ -53,7 +53,7 @@ def _final_rate(facts: Facts) -> Iterator[str]:
         return
     for name in ("min_lr", "decoupled_min_lr"):
         rate = facts.of_optimizer(name)
-        if rate and rate != schedule.min_lr:  # Megatron-Core writes 0 into a configuration that has none
+        if rate is not None and rate != schedule.min_lr:
             yield (
                 f"optim.config.{name}={rate!r} contradicts optim.lr_scheduler.min_lr={schedule.min_lr:g}, the rate at which "
                 f"the schedule of all parameters ends. Set optim.lr_scheduler.min_lr, and leave optim.config.{name} unset."

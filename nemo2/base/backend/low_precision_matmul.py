@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Matrix products in bfloat16 and float16 on processors without instructions for them."""
+"""Matrix products in bfloat16 and float16, on processors without instructions for them."""
 
 import platform
 from collections.abc import Callable
@@ -7,16 +7,18 @@ from typing import Any
 
 import torch
 
-_PRODUCTS = ("mm", "bmm", "addmm", "baddbmm")
-_SHORT = (torch.bfloat16, torch.float16)
+_OPERATORS = ("mm", "bmm", "addmm", "baddbmm")
+_LOW_PRECISION = (torch.bfloat16, torch.float16)
 
 
-def are_slow() -> bool:
+def is_slow() -> bool:
     """Whether torch multiplies matrices in bfloat16 element by element here: on x86, oneDNN needs AVX-512 for it. A product
     takes up to 90 times as long as in float32. False where torch is too old to replace it."""
     if not hasattr(torch.library, "get_kernel"):
         return False
-    return platform.machine() in ("x86_64", "AMD64") and not torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    if platform.machine() not in ("x86_64", "AMD64"):
+        return False
+    return not (torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def in_float32() -> Any:
@@ -28,16 +30,16 @@ def in_float32() -> Any:
         The registration. Its ``_destroy()`` restores torch's own kernels.
     """
     library: Any = torch.library.Library("aten", "IMPL")
-    for name in _PRODUCTS:
+    for name in _OPERATORS:
         library.impl(name, _in_float32(torch.library.get_kernel(f"aten::{name}", "CPU")), "CPU", with_keyset=True)
     return library
 
 
 def _in_float32(kernel: Any) -> Callable[..., torch.Tensor]:
-    def product(keys: Any, first: torch.Tensor, *others: Any, **factors: Any) -> torch.Tensor:
-        if first.dtype not in _SHORT:
+    def matmul(keys: Any, first: torch.Tensor, *others: Any, **factors: Any) -> torch.Tensor:
+        if first.dtype not in _LOW_PRECISION:
             return kernel.call_boxed(keys, first, *others, **factors)
-        long = [one.float() if isinstance(one, torch.Tensor) else one for one in (first, *others)]
-        return kernel.call_boxed(keys, *long, **factors).to(first.dtype)
+        operands = [one.float() if isinstance(one, torch.Tensor) else one for one in (first, *others)]
+        return kernel.call_boxed(keys, *operands, **factors).to(first.dtype)
 
-    return product
+    return matmul

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from nemo2.base.backend import products
+from nemo2.base.backend import low_precision_matmul
 
-PRODUCTS: dict[str, tuple[Callable[..., torch.Tensor], list[tuple[int, ...]]]] = {
+OPERATORS: dict[str, tuple[Callable[..., torch.Tensor], list[tuple[int, ...]]]] = {
     "mm": (torch.mm, [(5, 7), (7, 3)]),
     "bmm": (torch.bmm, [(2, 5, 7), (2, 7, 3)]),
     "addmm": (functools.partial(torch.addmm, beta=0.5, alpha=2.0), [(3,), (5, 7), (7, 3)]),
@@ -23,7 +23,7 @@ PRODUCTS: dict[str, tuple[Callable[..., torch.Tensor], list[tuple[int, ...]]]] =
 def in_float32() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        replaced = products.in_float32()
+        replaced = low_precision_matmul.in_float32()
     yield
     replaced._destroy()
 
@@ -37,9 +37,9 @@ def with_gradients(product: Callable[..., torch.Tensor], operands: list[torch.Te
 
 @pytest.mark.quick
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("name", PRODUCTS)
+@pytest.mark.parametrize("name", OPERATORS)
 def test_products_in_16_bits_are_those_in_float32_rounded_once(name: str, dtype: Any, in_float32: None) -> None:
-    product, shapes = PRODUCTS[name]
+    product, shapes = OPERATORS[name]
     operands = [torch.randn(shape).to(dtype) for shape in shapes]
     got = with_gradients(product, operands)
     expected = with_gradients(product, [one.float() for one in operands])
@@ -54,7 +54,7 @@ def test_products_in_float32_are_those_of_torch_and_all_are_restored() -> None:
     before = [torch.mm(a, b), torch.mm(a.bfloat16(), b.bfloat16())]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        replaced = products.in_float32()
+        replaced = low_precision_matmul.in_float32()
     inside = [torch.mm(a, b), torch.mm(a.bfloat16(), b.bfloat16())]
     replaced._destroy()
     after = [torch.mm(a, b), torch.mm(a.bfloat16(), b.bfloat16())]
@@ -63,7 +63,7 @@ def test_products_in_float32_are_those_of_torch_and_all_are_restored() -> None:
 
 
 def test_the_backend_replaces_them_where_they_are_slow(run_on_ranks: Any) -> None:
-    assert run_on_ranks(are_replaced, 1) == [products.are_slow()]
+    assert run_on_ranks(are_replaced, 1) == [low_precision_matmul.is_slow()]
 
 
 def are_replaced() -> bool:
@@ -71,6 +71,6 @@ def are_replaced() -> bool:
 
     backend = CpuBackend()
     backend.install()
-    replaced = backend._products is not None
+    replaced = backend._matmul is not None
     backend.uninstall()
     return replaced
