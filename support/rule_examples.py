@@ -122,6 +122,23 @@ EXAMPLES: tuple[Example, ...] = (
     ),
     example("rotary-width-is-even", "model.config.kv_channels=127", "model.config.kv_channels=128"),
     example(
+        "latent-attention-has-its-norms",
+        "model.config.qk_l2_norm=True",
+        "model.config.qk_l2_norm=False",
+        recipe="deepseek_v2_lite",
+    ),
+    example(
+        "rotary-width-is-even",
+        "model.config.qk_pos_emb_head_dim=63",
+        "model.config.qk_pos_emb_head_dim=64",
+        recipe="deepseek_v2_lite",
+    ),
+    example(
+        "weights-have-a-beginning",
+        "model.config.perform_initialization=False",
+        "model.config.perform_initialization=False resume.restore_config.path=weights",
+    ),
+    example(
         "fused-silu-has-a-gate",
         "model.config.bias_activation_fusion=True model.config.gated_linear_unit=False",
         "model.config.bias_activation_fusion=False model.config.gated_linear_unit=False",
@@ -170,6 +187,12 @@ EXAMPLES: tuple[Example, ...] = (
         "mixers-over-tensor-ranks",
         f"{TP}=8 {SP} model.config.mamba_num_heads=100",
         f"{TP}=8 {SP} model.config.mamba_num_heads=128",
+        recipe="mamba2_8b",
+    ),
+    example(
+        "mixers-over-tensor-ranks",
+        f"{TP}=8 {SP} model.config.mamba_num_groups=24",
+        f"{TP}=8 {SP} model.config.mamba_num_groups=32",
         recipe="mamba2_8b",
     ),
     # Context parallelism
@@ -278,6 +301,12 @@ EXAMPLES: tuple[Example, ...] = (
         "router-picks-what-there-is",
         "model.config.moe_router_topk=65",
         "model.config.moe_router_topk=64",
+        recipe="deepseek_v2_lite",
+    ),
+    example(
+        "balancing-losses-have-their-weights",
+        "model.config.moe_aux_loss_coeff=[0.1,0.1]",
+        "model.config.moe_aux_loss_coeff=0.1",
         recipe="deepseek_v2_lite",
     ),
     example(
@@ -588,6 +617,11 @@ EXAMPLES: tuple[Example, ...] = (
     example("steps-are-counts", "trainer.log_every_n_steps=-1", "trainer.log_every_n_steps=1"),
     example("training-has-steps", "trainer.limit_train_batches=0", "trainer.limit_train_batches=1"),
     example("training-has-steps", "trainer.max_time=00:00:00:00", "trainer.max_time=00:00:00:01"),
+    example(
+        "training-has-steps",
+        "trainer.max_steps=10 trainer.min_steps=11",
+        "trainer.max_steps=10 trainer.min_steps=10",
+    ),
     example(
         "early-stopping-has-a-validation",
         f"{STOPPING} trainer.limit_val_batches=0",

@@ -48,7 +48,7 @@ _HARMLESS = re.compile(
     r"|use_cpu_initialization|deallocate_|distribute_saved|make_vocab_size_divisible_by|token_dispatcher|nccl_|wgrad_deferral"
     r"|barrier_with|batch_p2p|log_|timers|^max_steps$"
 )
-_DECIDED_ELSEWHERE = re.compile(r"(_parallel_size|_parallel|params_dtype|pipeline_dtype|autocast_dtype)$")
+_DECIDED_ELSEWHERE = re.compile(r"(_parallel_size|_parallel|(?<!main_)params_dtype|pipeline_dtype|autocast_dtype)$")
 """Fields that aren't compared here: the layout, which may change freely, and the precision."""
 _HASH = re.compile("[0-9a-f]{32,}")
 

@@ -4,6 +4,7 @@ refusal of arguments that only NeMo's signatures have."""
 
 import logging
 from collections.abc import Mapping
+from dataclasses import MISSING, fields
 from typing import Any
 
 from nemo2.base.errors import ConfigError
@@ -34,10 +35,20 @@ def warn_without_effect(why: str, **arguments: tuple[Any, Any]) -> None:
         arguments: The value and the default of each argument.
     """
     for name, (value, default) in arguments.items():
-        sentence = f"{name}={value!r} has no effect. {why}"
-        if value != default and sentence not in _announced and here().rank == 0:
-            _announced.add(sentence)
-            _log.warning("%s", sentence)
+        setting = f"{name}={value!r}"
+        if value != default and setting not in _announced and here().rank == 0:
+            _announced.add(setting)
+            _log.warning("%s has no effect. %s", setting, why)
+
+
+def warn_about_unread(config: Any, prefix: str, why: str) -> None:
+    """Warn about the fields of a dataclass that begin with ``prefix`` and have another value than their default.
+
+    Args:
+        why: Why nothing reads them, as a sentence.
+    """
+    own = [one for one in fields(config) if one.name.startswith(prefix) and one.default is not MISSING]
+    warn_without_effect(why, **{one.name: (getattr(config, one.name), one.default) for one in own})
 
 
 def only_defaults(why: str, **arguments: tuple[Any, Any]) -> None:

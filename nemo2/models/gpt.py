@@ -26,7 +26,7 @@ from nemo2.base.backend.te_version import megatron_finds
 from nemo2.base.errors import ConfigError
 from nemo2.config.aliases import NOT_HERE, register_elsewhere, register_gone
 from nemo2.config.capture import configurable, unknown_name
-from nemo2.config.notices import announce_machine_settings, warn_without_effect
+from nemo2.config.notices import announce_machine_settings, warn_about_unread, warn_without_effect
 from nemo2.config.provenance import adjust, adjust_to
 from nemo2.data.tokenizer import Tokenizer
 from nemo2.mcore.optim.base import OptimizerModule
@@ -51,6 +51,11 @@ _WITHOUT_EFFECT = {
     ),
 }  # fmt: skip
 """Why fields have no effect. Some exist in some versions of Megatron-Core only."""
+_READ_ONLY_WITH = {
+    "num_moe_experts": ("moe_", "The model has no experts: set num_moe_experts, or leave it out."),
+    "use_mup": ("mup_", "It requires use_mup=True."),
+}
+"""Fields that switch others on: the prefix of these, and why they have no effect without it."""
 
 
 def default_layer_spec(config: "GPTConfig", vp_stage: Optional[int] = None) -> ModuleSpec:
@@ -163,6 +168,9 @@ class GPTConfig(TransformerConfig):
         again, self._made = getattr(self, "_made", False), True
         if not again:
             aside |= self._asked_early()
+            for switch, (prefix, why) in _READ_ONLY_WITH.items():
+                if not getattr(self, switch, True):
+                    warn_about_unread(self, prefix, why)
         for name in aside:
             setattr(self, name, False)
         with nullcontext() if again else megatron_finds(ANY_VERSION):

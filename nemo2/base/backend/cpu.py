@@ -136,6 +136,7 @@ class CpuBackend(Backend):
         }
         for name in (
             "apply_rope_fusion",
+            "fused_single_qkv_rope",
             "gradient_accumulation_fusion",
             "masked_softmax_fusion",
             "memory_efficient_layer_norm",

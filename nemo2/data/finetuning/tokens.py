@@ -26,7 +26,8 @@ class TokenEncoder(Encoder):
     same length. A token is trained on if all of them say so.
 
     As in transformers, a label is at the position of its own token. Without labels and mask all tokens are trained on. Tokens
-    with an ``attention_mask`` of 0 are padding, and left out.
+    with an ``attention_mask`` of 0 are padding, and left out. A record with several samples, whose ``position_ids`` restart or
+    whose ``seq_lengths`` are several (TRL's packing), is malformed.
 
     Attributes:
         vocab_size: Ids must be below it, because ranks that share a vocabulary train on any other id without an error. None:
@@ -46,11 +47,17 @@ class TokenEncoder(Encoder):
         ids = _numbers(record, "input_ids")
         marks = {
             name: _numbers(record, name, length=len(ids))
-            for name in ("labels", *MASKS, "attention_mask")
+            for name in ("labels", *MASKS, "position_ids", "attention_mask")
             if record.get(name) is not None
         }
         shown = _range_of(marks.pop("attention_mask", [1] * len(ids)))
         ids, marks = ids[shown], {name: values[shown] for name, values in marks.items()}
+        lengths = record.get("seq_lengths")
+        if 0 in marks.pop("position_ids", [])[1:] or (lengths is not None and len(lengths) > 1):
+            raise Malformed(
+                "several samples in one record, which would attend to each other. Give each its own record, and set "
+                "data.packed_sequence_specs to pack them"
+            )
         if len(ids) < 2:
             raise Empty(f"{len(ids)} tokens")
         limit = _LARGEST_VOCABULARY if self.vocab_size is None else self.vocab_size

@@ -16,6 +16,7 @@ from torch.nn import Parameter
 
 from nemo2.base.errors import ConfigError
 from nemo2.config.capture import configurable
+from nemo2.config.notices import warn_about_unread
 from nemo2.mcore.optim.base import OptimizerModule, ParamCondition, check_lr_mult
 from nemo2.mcore.optim.lr_scheduler import LR_FACTOR, LRSchedulerModule
 
@@ -49,6 +50,7 @@ class MegatronOptimizerModule(OptimizerModule):
         if self.config.lr is None:
             raise ConfigError("optim.config.lr is unset. Set the peak learning rate, e.g. optim.config.lr=3e-4.")
         check_lr_mult(self.lr_mult, self.scale_lr_cond, "optim.config.lr")
+        self._warn_about_others_settings()
 
     def optimizers(self, model: "MegatronParallel") -> list[torch.optim.Optimizer]:
         """The optimizer of the wrapped chunks, in a list of one: Megatron-Core's, or torch's if torch shards the
@@ -76,6 +78,17 @@ class MegatronOptimizerModule(OptimizerModule):
             use_gloo_process_groups=getattr(model, "use_gloo_process_groups", True),
         )
         return [self._at_own_rates(MegatronOptimizer(_without_stub_optimizers(mcore), self.config), width)]
+
+    def _warn_about_others_settings(self) -> None:
+        """Not about those of Adam, which recipes set."""
+        used, others = self.config.optimizer, ["sgd", "lion", "soap", "adaptive_muon"]
+        if used in ("adam", "sgd", "lion"):
+            others.append("muon")
+        else:  # for matrices. The other parameters have their own, which is a setting of muon.
+            used += f" with {getattr(self.config, 'muon_scalar_optimizer', 'adam')}"
+        for name in others:
+            if name not in used:
+                warn_about_unread(self.config, f"{name}_", f"The optimizer is {used}.")
 
     def _at_own_rates(self, optimizer: torch.optim.Optimizer, width: float) -> torch.optim.Optimizer:
         """``optimizer`` with the peak of each group as its rate, which Megatron-Core leaves to its own scheduler."""

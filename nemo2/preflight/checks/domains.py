@@ -247,9 +247,6 @@ MODEL: Mapping[str, Domain] = _rows(
 
 MODEL_TEXTS: Mapping[str, Choice] = {
     "normalization": Choice(("LayerNorm", "RMSNorm"), "the norms of Megatron-Core's layers"),
-    "position_embedding_type": Choice(
-        ("learned_absolute", "rope", "none", "mrope", "yarn", "relative"), "mrope and yarn if Megatron-Core has them"
-    ),
     "rope_type": Choice(("rope", "yarn"), "the rotary positions of latent attention"),
     "moe_router_load_balancing_type": Choice(
         ("aux_loss", "seq_aux_loss", "global_aux_loss", "sinkhorn", "quantile_balancing", "none"),

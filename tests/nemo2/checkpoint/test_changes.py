@@ -114,6 +114,11 @@ def test_the_kind_of_a_change(part, path, kind):
     assert [name for name, differences in vars(found).items() if differences] == [kind]
 
 
+@pytest.mark.parametrize(("path", "compared"), [("config.params_dtype", False), ("config.main_params_dtype", True)])
+def test_the_precision_of_the_model_has_its_own_comparison_and_that_of_the_main_parameters_has_none(path, compared):
+    assert bool(changes._DECIDED_ELSEWHERE.search(path)) != compared
+
+
 def resumed_at_its_end(directory: str) -> list[str]:
     import logging
 

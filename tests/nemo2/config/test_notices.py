@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from megatron.core.optimizer import OptimizerConfig
 
 import nemo2 as nl
 from nemo2.base.errors import ConfigError
@@ -23,6 +24,10 @@ MADE: dict[str, tuple[Callable[..., Any], Any]] = {
     "apply_residual_connection_post_layernorm": (GPTConfig126M, True),
     "moe_token_dropping": (GPTConfig126M, True),
     "moe_per_layer_logging": (GPTConfig126M, True),
+    "moe_router_topk": (GPTConfig126M, 4),
+    "mup_embedding_mult": (GPTConfig126M, 4.0),
+    "sgd_momentum": (lambda **given: nl.MegatronOptimizerModule(OptimizerConfig(lr=1e-3, **given)), 0.5),
+    "muon_momentum": (lambda **given: nl.MegatronOptimizerModule(OptimizerConfig(lr=1e-3, **given)), 0.5),
     "cycle": (PolynomialDecayAnnealingScheduler, True),
     "inference_batch_times_seqlen_threshold": (lambda **given: refused(generate, path="nowhere", **given), 10),
     "enable_flash_decode": (lambda **given: refused(deploy, **given), False),

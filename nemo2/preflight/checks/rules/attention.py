@@ -66,6 +66,19 @@ def _latent(facts: Facts) -> Iterator[str]:
         )
 
 
+@ATTENTION.rule("latent-attention-has-its-norms")
+def _latent_norms(facts: Facts) -> Iterator[str]:
+    """Multi-latent attention normalizes its projections (`qk_layernorm`), and supports neither `qk_l2_norm` nor
+    `qk_layernorm_over_heads`.
+
+    Otherwise: The model raises an error when it is built, or in its first step.
+    """
+    if facts.of_model("multi_latent_attention"):
+        for name in ("qk_l2_norm", "qk_layernorm_over_heads"):
+            if facts.of_model(name):
+                yield f"model.config.{name}=True: latent attention doesn't support it. Set it to False."
+
+
 _NAMES = ("flash", "fused", "unfused")
 _UNFUSED_PACKS_SINCE = Version("2.13")
 _FLASH_TAKES_TWO_SIZES_SINCE = Version("2.17")

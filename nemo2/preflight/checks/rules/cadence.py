@@ -3,6 +3,7 @@
 
 from collections.abc import Iterator
 
+from nemo2.base.counts import is_count
 from nemo2.config.walk import class_of
 from nemo2.preflight.checks import domains
 from nemo2.preflight.checks.domains import out_of_range
@@ -24,9 +25,10 @@ def _steps(facts: Facts) -> Iterator[str]:
 
 @CADENCE.rule("training-has-steps")
 def _some_steps(facts: Facts) -> Iterator[str]:
-    """In a run that trains, `max_epochs`, `limit_train_batches` and `max_time` must leave time for a step.
+    """In a run that trains, `max_epochs`, `limit_train_batches` and `max_time` must leave time for a step, and `max_steps` and
+    `max_epochs` for the least number of steps and epochs (`min_steps`, `min_epochs`).
 
-    Otherwise: The run ends before its first step, as if it had succeeded.
+    Otherwise: The run ends before its first step or before its least number of steps, as if it had succeeded.
     """
     from nemo2.preflight.checks.lightning import no_time
 
@@ -38,6 +40,13 @@ def _some_steps(facts: Facts) -> Iterator[str]:
             yield f"trainer.{name}={value!r}: with 0, nothing is trained. Set it to 1 or more, or to None for no limit."
     if no_time(value := getattr(trainer, "max_time", None)):
         yield f"trainer.max_time={value}: leaves no time for a step. Set a longer time, or None for no limit."
+    for unit in ("steps", "epochs"):
+        least, most = (getattr(trainer, f"{end}_{unit}", None) for end in ("min", "max"))
+        if is_count(least) and is_count(most) and least > most:
+            yield (
+                f"trainer.min_{unit}={least} is more than trainer.max_{unit}={most}, which ends the run. Set max_{unit} to "
+                f"{least} or more, or min_{unit} to {most} or less."
+            )
 
 
 @CADENCE.rule("early-stopping-has-a-validation")

@@ -92,6 +92,20 @@ def _topk(facts: Facts) -> Iterator[str]:
         )
 
 
+@EXPERTS.rule("balancing-losses-have-their-weights")
+def _balancing(facts: Facts) -> Iterator[str]:
+    """A list of weights in `moe_aux_loss_coeff` requires a list of as many losses in `moe_router_load_balancing_type`.
+
+    Otherwise: The first step raises TypeError, or Megatron-Core rejects the model configuration.
+    """
+    weights, losses = facts.of_model("moe_aux_loss_coeff"), facts.of_model("moe_router_load_balancing_type")
+    if isinstance(weights, list) and not (isinstance(losses, list) and len(losses) == len(weights)):
+        yield (
+            f"model.config.moe_aux_loss_coeff={weights} with moe_router_load_balancing_type={losses!r}: each loss requires one "
+            "weight. Set a number, or lists of the same length."
+        )
+
+
 @EXPERTS.rule("shared-experts-have-no-bias", megatron_refuses=True)
 def _shared_bias(facts: Facts) -> Iterator[str]:
     """Shared experts (`moe_shared_expert_intermediate_size`) require `add_bias_linear=False`.

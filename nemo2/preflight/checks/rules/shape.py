@@ -11,6 +11,7 @@ from nemo2.preflight.checks.arithmetic import divisors
 from nemo2.preflight.checks.domains import out_of_range
 from nemo2.preflight.checks.facts import Facts
 from nemo2.preflight.checks.rule import Topic
+from nemo2.preflight.checks.rules.finetuning import names_weights
 
 SHAPE = Topic("The model", needs_sizes=False)
 
@@ -61,17 +62,36 @@ def _hidden(facts: Facts) -> Iterator[str]:
 
 @SHAPE.rule("rotary-width-is-even")
 def _rotary(facts: Facts) -> Iterator[str]:
-    """The number of rotated channels of a head (`kv_channels` * `rotary_percent`) must be even.
+    """The number of rotated channels of a head (`kv_channels` * `rotary_percent`, or `qk_pos_emb_head_dim` of latent
+    attention) must be even.
 
     Otherwise: The first step fails, because channels are rotated in pairs.
     """
-    if facts.of_model("position_embedding_type") != "rope" or facts.of_model("multi_latent_attention"):
+    if facts.of_model("position_embedding_type") != "rope":
+        return
+    if facts.of_model("multi_latent_attention"):
+        if is_count(width := facts.of_model("qk_pos_emb_head_dim")) and width % 2:
+            yield f"model.config.qk_pos_emb_head_dim={width}: channels are rotated in pairs. Set an even number."
         return
     width, share = facts.of_model("kv_channels"), facts.of_model("rotary_percent", 1.0)
     if is_count(width) and int(width * share) % 2:
         yield (
             f"model.config.kv_channels={width} * rotary_percent={share} gives {int(width * share)} rotated channels, "
             "but channels are rotated in pairs. Set kv_channels or rotary_percent so that the product is even."
+        )
+
+
+@SHAPE.rule("weights-have-a-beginning")
+def _initialized(facts: Facts) -> Iterator[str]:
+    """`perform_initialization=False` requires weights to start from.
+
+    Otherwise: The model trains from what the memory holds, or the first step's gradients aren't finite.
+    """
+    uninitialized = facts.trains and facts.of_model("perform_initialization") is False
+    if uninitialized and not names_weights(facts.at("resume"), facts.strategy):
+        yield (
+            "model.config.perform_initialization=False: no weights are named that replace the uninitialized ones. Leave it "
+            "True, or set resume.restore_config."
         )
 
 

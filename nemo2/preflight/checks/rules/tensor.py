@@ -52,7 +52,7 @@ def _latent_attention(facts: Facts) -> Iterator[str]:
 
 @TENSOR.rule("mixers-over-tensor-ranks", megatron_refuses=True)
 def _mixers(facts: Facts) -> Iterator[str]:
-    """The tensor-parallel size must divide the numbers of heads and groups of Mamba mixers.
+    """The tensor-parallel size must divide the numbers of heads and groups of Mamba mixers, and the groups the heads.
 
     Otherwise: Megatron-Core raises an AssertionError when it builds the first mixer.
     """
@@ -61,7 +61,13 @@ def _mixers(facts: Facts) -> Iterator[str]:
     tp, hidden = facts.layout.tp, facts.of_model("hidden_size")
     width = facts.of_model("mamba_head_dim")
     heads = facts.of_model("mamba_num_heads") or (2 * hidden // width if hidden and width else None)
-    for name, value in (("mamba_num_heads", heads), ("mamba_num_groups", facts.of_model("mamba_num_groups"))):
+    groups = facts.of_model("mamba_num_groups")
+    if heads and groups and heads % groups:
+        yield (
+            f"model.config.mamba_num_groups={groups} does not divide the {heads} heads of a Mamba mixer. Set mamba_num_groups "
+            f"to one of {divisors(heads)}."
+        )
+    for name, value in (("mamba_num_heads", heads), ("mamba_num_groups", groups)):
         if value and value % tp:
             yield (
                 f"model.config.{name}={value} is not a multiple of strategy.tensor_model_parallel_size={tp}. Set "

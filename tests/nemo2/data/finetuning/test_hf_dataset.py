@@ -171,6 +171,8 @@ def test_padding_and_masks_of_tokenized_records_are_those_of_transformers_and_tr
         ({"input_ids": ["a"]}, "not a list of whole numbers"),
         ({"input_ids": [1, -100]}, r"input_ids\[1\]=-100"),
         ({"input_ids": [1, 2, 3], "attention_mask": [1, 0, 1]}, "'attention_mask' hides tokens between"),
+        ({"input_ids": [1, 2, 3, 4], "position_ids": [0, 1, 0, 1]}, "several samples in one record"),
+        ({"input_ids": [1, 2, 3, 4], "seq_lengths": [2, 2]}, "several samples in one record"),
         ({"input": "a", "output": "b"}, "data.tokenizer is None"),
         ("text", "a str, not a record"),
     ],

@@ -260,7 +260,7 @@ def test_an_argument_that_ends_in_a_field_has_the_domain_of_the_field() -> None:
         ("moe_token_dispatcher_type", "alltoall", "all2all"),
         ("moe_router_dtype", None, "fp16"),
         ("moe_router_load_balancing_type", ["aux_loss", "none"], ["aux_loss", "non"]),
-        ("position_embedding_type", "yarn", "rotary"),
+        ("position_embedding_type", "rope", "yarn"),
     ],
 )
 def test_texts_are_those_of_the_annotations_and_of_the_table(name: str, known: Any, unknown: Any) -> None:
