@@ -122,12 +122,6 @@ EXAMPLES: tuple[Example, ...] = (
     ),
     example("rotary-width-is-even", "model.config.kv_channels=127", "model.config.kv_channels=128"),
     example(
-        "latent-attention-has-its-norms",
-        "model.config.qk_l2_norm=True",
-        "model.config.qk_l2_norm=False",
-        recipe="deepseek_v2_lite",
-    ),
-    example(
         "rotary-width-is-even",
         "model.config.qk_pos_emb_head_dim=63",
         "model.config.qk_pos_emb_head_dim=64",
@@ -231,6 +225,12 @@ EXAMPLES: tuple[Example, ...] = (
         "latent-attention-has-its-sizes",
         "model.config.multi_latent_attention=True",
         "model.config.multi_latent_attention=False",
+    ),
+    example(
+        "latent-attention-has-its-norms",
+        "model.config.qk_l2_norm=True",
+        "model.config.qk_l2_norm=False",
+        recipe="deepseek_v2_lite",
     ),
     # Pipeline parallelism
     example("virtual-stages-need-stages", f"{VP}=2", f"{VP}=2 {PP}=4"),
