@@ -149,6 +149,12 @@ EXAMPLES: tuple[Example, ...] = (
         recipe="mamba2_130m",
     ),
     example("layer-pattern-has-every-layer", "model.config.num_layers=26", recipe="deepseek_v2_lite"),
+    example(
+        "layer-pattern-has-every-layer",
+        "model.config.mtp_num_layers=1",
+        "model.config.mtp_num_layers=None",
+        recipe="nemotronh_4b",
+    ),
     # Tensor and sequence parallelism
     example(
         "feed-forward-over-tensor-ranks",
@@ -227,10 +233,22 @@ EXAMPLES: tuple[Example, ...] = (
         "model.config.multi_latent_attention=False",
     ),
     example(
-        "latent-attention-has-its-norms",
+        "latent-attention-has-settings-of-its-own",
         "model.config.qk_l2_norm=True",
         "model.config.qk_l2_norm=False",
         recipe="deepseek_v2_lite",
+    ),
+    example(
+        "latent-attention-has-settings-of-its-own",
+        "model.config.softmax_scale=0.1 model.config.position_embedding_type=none",
+        "model.config.softmax_scale=None model.config.position_embedding_type=rope",
+        recipe="deepseek_v2_lite",
+    ),
+    example(
+        "hybrid-layers-have-one-norm",
+        "model.config.qk_layernorm=True",
+        "model.config.qk_layernorm=False",
+        recipe="nemotronh_4b",
     ),
     # Pipeline parallelism
     example("virtual-stages-need-stages", f"{VP}=2", f"{VP}=2 {PP}=4"),

@@ -41,13 +41,16 @@ def warn_without_effect(why: str, **arguments: tuple[Any, Any]) -> None:
             _log.warning("%s has no effect. %s", setting, why)
 
 
-def warn_about_unread(config: Any, prefix: str, why: str) -> None:
+def warn_about_unread(config: Any, prefix: str, why: str, *, but: str = "") -> None:
     """Warn about the fields of a dataclass that begin with ``prefix`` and have another value than their default.
 
     Args:
         why: Why nothing reads them, as a sentence.
+        but: A field that isn't one of them.
     """
-    own = [one for one in fields(config) if one.name.startswith(prefix) and one.default is not MISSING]
+    own = [
+        one for one in fields(config) if one.name.startswith(prefix) and one.name != but and one.default is not MISSING
+    ]
     warn_without_effect(why, **{one.name: (getattr(config, one.name), one.default) for one in own})
 
 

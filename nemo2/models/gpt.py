@@ -52,10 +52,13 @@ _WITHOUT_EFFECT = {
 }  # fmt: skip
 """Why fields have no effect. Some exist in some versions of Megatron-Core only."""
 _READ_ONLY_WITH = {
-    "num_moe_experts": ("moe_", "The model has no experts: set num_moe_experts, or leave it out."),
-    "use_mup": ("mup_", "It requires use_mup=True."),
+    "moe_": ("num_moe_experts", None),
+    "mup_": ("use_mup", None),
+    "mtp_": ("mtp_num_layers", None),
+    "dsa_": ("experimental_attention_variant", "dsa"),
+    "linear_": ("experimental_attention_variant", "gated_delta_net"),
 }
-"""Fields that switch others on: the prefix of these, and why they have no effect without it."""
+"""The field that switches those of a prefix on, and its value. None: any but None, 0 and False."""
 
 
 def default_layer_spec(config: "GPTConfig", vp_stage: Optional[int] = None) -> ModuleSpec:
@@ -168,9 +171,12 @@ class GPTConfig(TransformerConfig):
         again, self._made = getattr(self, "_made", False), True
         if not again:
             aside |= self._asked_early()
-            for switch, (prefix, why) in _READ_ONLY_WITH.items():
-                if not getattr(self, switch, True):
-                    warn_about_unread(self, prefix, why)
+            for prefix, (switch, needed) in _READ_ONLY_WITH.items():
+                value = getattr(self, switch, needed or True)
+                if not (value if needed is None else value == needed):
+                    warn_about_unread(
+                        self, prefix, f"It requires {switch}{f'={needed!r}' if needed else ''}.", but=switch
+                    )
         for name in aside:
             setattr(self, name, False)
         with nullcontext() if again else megatron_finds(ANY_VERSION):

@@ -50,6 +50,12 @@ def pattern_problems(config: Any) -> Iterator[str]:
     """Layers of a hybrid's pattern that the installed Megatron-Core would not build."""
     allocation = _allocation()
     pattern = getattr(config, "hybrid_override_pattern", None)
+    requested, depths = getattr(config, "mtp_num_layers", None), (pattern or "").count("/")
+    if requested and requested != depths:
+        yield (
+            f"model.config.mtp_num_layers={requested}, but model.config.hybrid_override_pattern has the layers of {depths} "
+            "additional predictions, each after a '/'. Set both to the same number."
+        )
     if pattern is None:
         return
     try:

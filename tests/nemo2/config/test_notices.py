@@ -26,6 +26,8 @@ MADE: dict[str, tuple[Callable[..., Any], Any]] = {
     "moe_per_layer_logging": (GPTConfig126M, True),
     "moe_router_topk": (GPTConfig126M, 4),
     "mup_embedding_mult": (GPTConfig126M, 4.0),
+    "mtp_loss_scaling_factor": (GPTConfig126M, 0.5),
+    "linear_conv_kernel_dim": (GPTConfig126M, 8),
     "sgd_momentum": (lambda **given: nl.MegatronOptimizerModule(OptimizerConfig(lr=1e-3, **given)), 0.5),
     "muon_momentum": (lambda **given: nl.MegatronOptimizerModule(OptimizerConfig(lr=1e-3, **given)), 0.5),
     "cycle": (PolynomialDecayAnnealingScheduler, True),

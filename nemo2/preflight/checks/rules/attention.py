@@ -66,17 +66,41 @@ def _latent(facts: Facts) -> Iterator[str]:
         )
 
 
-@ATTENTION.rule("latent-attention-has-its-norms")
-def _latent_norms(facts: Facts) -> Iterator[str]:
-    """Multi-latent attention normalizes its projections (`qk_layernorm`), and supports neither `qk_l2_norm` nor
-    `qk_layernorm_over_heads`.
+@ATTENTION.rule("latent-attention-has-settings-of-its-own")
+def _latent_settings(facts: Facts) -> Iterator[str]:
+    """Multi-latent attention has its own norms, scale and rotation, and no biases: `qk_l2_norm`, `qk_layernorm_over_heads`,
+    `softmax_scale`, `add_qkv_bias` and `no_rope_freq` must stay unset, and `position_embedding_type` must not be none.
 
-    Otherwise: The model raises an error when it is built, or in its first step.
+    Otherwise: The model raises an error, or trains without the setting.
     """
-    if facts.of_model("multi_latent_attention"):
-        for name in ("qk_l2_norm", "qk_layernorm_over_heads"):
-            if facts.of_model(name):
-                yield f"model.config.{name}=True: latent attention doesn't support it. Set it to False."
+    if not facts.of_model("multi_latent_attention"):
+        return
+    for name in ("qk_l2_norm", "qk_layernorm_over_heads", "softmax_scale", "add_qkv_bias", "no_rope_freq"):
+        if value := facts.of_model(name):
+            yield f"model.config.{name}={value!r}: latent attention doesn't support it. Leave it unset."
+    if facts.of_model("position_embedding_type") == "none":
+        yield (
+            "model.config.position_embedding_type='none': latent attention rotates qk_pos_emb_head_dim channels of each head "
+            "all the same. Set 'rope'."
+        )
+
+
+@ATTENTION.rule("hybrid-layers-have-one-norm")
+def _hybrid_norms(facts: Facts) -> Iterator[str]:
+    """The layers of a hybrid have a norm in front, and no other, unless they are your own (`mamba_stack_spec`).
+
+    Otherwise: The model trains without the setting.
+    """
+    if not facts.is_hybrid:
+        return
+    from nemo2.models.ssm import default_stack_spec
+
+    if facts.of_model("mamba_stack_spec") is not default_stack_spec:
+        return
+    others = ("qk_layernorm", "qk_l2_norm", "qk_layernorm_over_heads", "post_sublayer_layernorm")
+    for name, value in (("pre_sublayer_layernorm", True), *((one, False) for one in others)):
+        if facts.of_model(name, value) != value:
+            yield f"model.config.{name}={not value}: the layers of a hybrid have a norm in front, and no other. Set {value}."
 
 
 _NAMES = ("flash", "fused", "unfused")

@@ -136,7 +136,7 @@ def _only_experts(facts: Facts) -> bool:
 
 @SHAPE.rule("layer-pattern-has-every-layer", megatron_refuses=True)
 def _pattern(facts: Facts) -> Iterator[str]:
-    """A pattern of layers must have one entry per layer.
+    """A pattern of layers must have one entry per layer, and that of a hybrid the layers of each additional prediction too.
 
     Otherwise: The model raises an error when it is built.
     """
