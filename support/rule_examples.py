@@ -128,7 +128,7 @@ EXAMPLES: tuple[Example, ...] = (
         recipe="deepseek_v2_lite",
     ),
     example(
-        "weights-have-a-beginning",
+        "weights-are-initialized",
         "model.config.perform_initialization=False",
         "model.config.perform_initialization=False resume.restore_config.path=weights",
     ),
@@ -141,6 +141,11 @@ EXAMPLES: tuple[Example, ...] = (
         "bounded-activation-is-not-fused",
         "model.config.activation_func_clamp_value=7.0 model.config.bias_activation_fusion=True",
         "model.config.activation_func_clamp_value=7.0 model.config.bias_activation_fusion=False",
+    ),
+    example(
+        "activation-settings-have-a-gate",
+        "model.config.gated_linear_unit=False model.config.glu_linear_offset=1.0 model.config.bias_activation_fusion=False",
+        "model.config.glu_linear_offset=1.0 model.config.bias_activation_fusion=False",
     ),
     example(
         "layer-pattern-has-every-layer",
@@ -249,6 +254,11 @@ EXAMPLES: tuple[Example, ...] = (
         "model.config.qk_layernorm=True",
         "model.config.qk_layernorm=False",
         recipe="nemotronh_4b",
+    ),
+    example(
+        "fused-qkv-rope-rotates-all-layers",
+        "model.config.fused_single_qkv_rope=True model.config.qk_layernorm=True",
+        "model.config.fused_single_qkv_rope=True",
     ),
     # Pipeline parallelism
     example("virtual-stages-need-stages", f"{VP}=2", f"{VP}=2 {PP}=4"),
@@ -657,6 +667,8 @@ EXAMPLES: tuple[Example, ...] = (
     example("secrets-stay-in-the-environment", assigned=({"log.extra_loggers": [{"api_key": "0123456789"}]}, {})),
     example("paths-are-written-out", "'log.log_dir=$HOME/runs'", "log.log_dir=/home/me/runs"),
     example("strategy-has-what-it-is-asked", "strategy.moe_extended_tp=True", "strategy.moe_extended_tp=False"),
+    example("strategy-has-what-it-is-asked", "strategy.init_model_parallel=False", "strategy.init_model_parallel=True"),
+    example("strategy-has-what-it-is-asked", "strategy.setup_optimizers=False", "strategy.setup_optimizers=True"),
     example("precision-is-known", "trainer.plugins.precision=bf61-mixed", "trainer.plugins.precision=bf16-mixed"),
     example(
         "precision-is-known",

@@ -1,6 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Settings that change nothing or that the machine determines: lines about them, logged once per process, on rank 0, and the
-refusal of arguments that only NeMo's signatures have."""
+refusal of arguments that only NeMo's signatures have.
+
+A setting that nothing reads in a run warns if its user loses nothing by it, such as a setting of experts on a dense model. If its
+user expects another model or other training from it, a rule of `nemo2.preflight.checks` refuses it.
+"""
 
 import logging
 from collections.abc import Mapping

@@ -27,8 +27,8 @@ from nemo2.data.base import explaining_changed_inputs
 from nemo2.llm.commands import command
 from nemo2.mcore.optim.base import OptimizerModule
 from nemo2.models.peft.base import PEFT
+from nemo2.preflight.checks.facts import names_weights
 from nemo2.preflight.checks.parts import check_parts
-from nemo2.preflight.checks.rules.finetuning import names_weights
 from nemo2.training.connecting import connect_parts
 from nemo2.training.run_dir.faults import install_fault_hook
 from nemo2.training.run_dir.hang import HangWatchdog, compare_collectives_after_a_hang

@@ -50,6 +50,7 @@ _OF_FP8 = (
     "fp8_multi_head_attention",
 )
 _LAYERS_IN_BF16 = ("num_layers_at_start_in_bf16", "num_layers_at_end_in_bf16")
+_WAS_SET = " was set"
 _SCALING = ("loss_scale", "initial_loss_scale", "min_loss_scale", "loss_scale_window", "hysteresis")
 OF_EIGHT_BITS = (*_OF_FP8, "fp4_recipe", *_LAYERS_IN_BF16)
 """Arguments of `MegatronMixedPrecision` that have no effect without fp8 or fp4."""
@@ -314,7 +315,7 @@ class MegatronMixedPrecision(MixedPrecision):
             raise ConfigError("\n".join(problems))
         for name, setting in settings.items():
             for field in _ONE_VALUE.get(name, (name,)):
-                adjust(self.dtype_config, field, setting.value, why=f"{setting.owner}.{setting.name} was set")
+                adjust(self.dtype_config, field, setting.value, why=f"{setting.owner}.{setting.name}{_WAS_SET}")
 
     def convert_module(self, module: nn.Module) -> nn.Module:
         """Convert the chunk to the model's dtype. 16-bit chunks are wrapped so that their inputs and outputs are
@@ -345,10 +346,18 @@ class MegatronMixedPrecision(MixedPrecision):
         )
 
     def ineffective(self) -> list[str]:
-        """One sentence for each explicit argument that has no effect because the feature it belongs to is off."""
-        config, ours = self.dtype_config, explicit_fields(self)
+        """One sentence for each explicit argument that has no effect because the feature it belongs to is off, and for each such
+        field of a configuration that the plugin has adopted."""
+        config = self.dtype_config
+        reasons = {name: steps[-1].why for name, steps in adjustments(config).items()}
+        requested = {  # each argument's setting and place
+            _ARGUMENT_OF.get(name, name): (why.removesuffix(_WAS_SET), "")
+            for name, why in reasons.items()
+            if why.endswith(_WAS_SET)
+        }
+        requested |= {name: (f"trainer.plugins.{name}", at(self, name)) for name in explicit_fields(self)}
         settings = [
-            f"trainer.plugins.{name}={value!r}{at(self, name)} does not take effect: {owner} is off."
+            f"{requested[name][0]}={value!r}{requested[name][1]} does not take effect: {owner} is off."
             for owner, on, names in (
                 ("trainer.plugins.fp8", config.fp8, (*_OF_FP8, "first_last_layers_bf16")),
                 ("trainer.plugins.fp4", config.fp4, ("fp4_recipe",)),
@@ -360,7 +369,7 @@ class MegatronMixedPrecision(MixedPrecision):
                 ),
             )
             for name in names
-            if not on and name in ours
+            if not on and name in requested
             if (value := getattr(config, name.removeprefix("fp16_")))
             != getattr(DtypeConfig, name.removeprefix("fp16_"))
         ]

@@ -50,7 +50,7 @@ class MegatronOptimizerModule(OptimizerModule):
         if self.config.lr is None:
             raise ConfigError("optim.config.lr is unset. Set the peak learning rate, e.g. optim.config.lr=3e-4.")
         check_lr_mult(self.lr_mult, self.scale_lr_cond, "optim.config.lr")
-        self._warn_about_others_settings()
+        self._warn_about_settings_of_other_optimizers()
 
     def optimizers(self, model: "MegatronParallel") -> list[torch.optim.Optimizer]:
         """The optimizer of the wrapped chunks, in a list of one: Megatron-Core's, or torch's if torch shards the
@@ -79,14 +79,14 @@ class MegatronOptimizerModule(OptimizerModule):
         )
         return [self._at_own_rates(MegatronOptimizer(_without_stub_optimizers(mcore), self.config), width)]
 
-    def _warn_about_others_settings(self) -> None:
+    def _warn_about_settings_of_other_optimizers(self) -> None:
         """Not about those of Adam, which recipes set."""
-        used, others = self.config.optimizer, ["sgd", "lion", "soap", "adaptive_muon"]
+        used, names = self.config.optimizer, ["sgd", "lion", "soap", "adaptive_muon"]
         if used in ("adam", "sgd", "lion"):
-            others.append("muon")
+            names.append("muon")
         else:  # for matrices. The other parameters have their own, which is a setting of muon.
             used += f" with {getattr(self.config, 'muon_scalar_optimizer', 'adam')}"
-        for name in others:
+        for name in names:
             if name not in used:
                 warn_about_unread(self.config, f"{name}_", f"The optimizer is {used}.")
 

@@ -182,6 +182,14 @@ def test_what_takes_no_effect_is_said(arguments: dict[str, Any], sentences: list
         assert re.search(expected, said) and "does not take effect" in said
 
 
+def test_an_adopted_setting_without_effect_is_said_with_its_own_name() -> None:
+    plugin, optimizer = MegatronMixedPrecision("bf16-mixed"), OptimizerConfig(hysteresis=5)
+    note_explicit_fields(optimizer, {"hysteresis": 5})
+    plugin.apply_to(optimizer, path="optim.config")
+    [said] = plugin.ineffective()
+    assert said.startswith("optim.config.hysteresis=5 does not take effect: fp16 ")
+
+
 def test_it_is_said_as_the_run_starts(caplog: pytest.LogCaptureFixture) -> None:
     MegatronMixedPrecision("bf16-mixed", fp8_recipe="mxfp8").check_hardware(Machine.here())
     [record] = caplog.records

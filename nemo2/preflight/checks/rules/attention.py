@@ -89,7 +89,7 @@ def _latent_settings(facts: Facts) -> Iterator[str]:
 def _hybrid_norms(facts: Facts) -> Iterator[str]:
     """The layers of a hybrid have a norm in front, and no other, unless they are your own (`mamba_stack_spec`).
 
-    Otherwise: The model trains without the setting.
+    Otherwise: The model trains without the setting, or with it in some of its layers.
     """
     if not facts.is_hybrid:
         return
@@ -97,10 +97,38 @@ def _hybrid_norms(facts: Facts) -> Iterator[str]:
 
     if facts.of_model("mamba_stack_spec") is not default_stack_spec:
         return
-    others = ("qk_layernorm", "qk_l2_norm", "qk_layernorm_over_heads", "post_sublayer_layernorm")
-    for name, value in (("pre_sublayer_layernorm", True), *((one, False) for one in others)):
+    absent = ("qk_layernorm", "qk_l2_norm", "qk_layernorm_over_heads", "post_sublayer_layernorm")
+    for name, value in (("pre_sublayer_layernorm", True), *((norm, False) for norm in absent)):
         if facts.of_model(name, value) != value:
             yield f"model.config.{name}={not value}: the layers of a hybrid have a norm in front, and no other. Set {value}."
+
+
+@ATTENTION.rule("fused-qkv-rope-rotates-all-layers")
+def _fused_qkv_rope(facts: Facts) -> Iterator[str]:
+    """`fused_single_qkv_rope` requires rotary positions in each layer, queries and keys without norms, and one sample
+    per row.
+
+    Otherwise: The first layer with attention raises an assertion in the first step.
+    """
+    if not facts.settled.value("model.config", "fused_single_qkv_rope")[1] or facts.of_model("multi_latent_attention"):
+        return
+    positions = facts.of_model("position_embedding_type")
+    beside = [
+        f"model.config.{name}=True"
+        for name in ("qk_layernorm", "qk_l2_norm", "qk_layernorm_over_heads", "test_mode", "flash_decode")
+        if facts.of_model(name)
+    ]
+    if positions not in ("rope", "yarn"):
+        beside.append(f"model.config.position_embedding_type={positions!r}")
+    if facts.of_model("no_rope_freq"):
+        beside.append("model.config.no_rope_freq")
+    if facts.packed:
+        beside.append("packed samples")
+    if beside:
+        yield (
+            f"model.config.fused_single_qkv_rope=True with {' and '.join(beside)}: the kernel rotates queries and keys of "
+            "one sample as they leave their projection. Set fused_single_qkv_rope=False."
+        )
 
 
 _NAMES = ("flash", "fused", "unfused")

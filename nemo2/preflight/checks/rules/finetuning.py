@@ -3,13 +3,12 @@
 adapts."""
 
 from collections.abc import Iterator
-from typing import Any
 
 from nemo2.base.advice import advice
 from nemo2.base.errors import ConfigError, Nemo2Error
 from nemo2.mcore.parallel.cuda_graphs import kind_of
 from nemo2.mcore.parallel.transform import refuse_reading_weights
-from nemo2.preflight.checks.facts import Facts
+from nemo2.preflight.checks.facts import Facts, names_weights
 from nemo2.preflight.checks.rule import Topic
 from nemo2.preflight.checks.tokenizers import Unknown, known_tokenizer
 
@@ -184,9 +183,3 @@ def _whole_weights(facts: Facts) -> Iterator[str]:
             refuse_reading_weights(facts.parts.get("peft"), under=name)
         except ConfigError as error:
             yield str(error)
-
-
-def names_weights(resume: Any, strategy: Any) -> bool:
-    """Whether a run with these parts, or their nodes in a recipe, names weights to start from."""
-    owners = ((resume, "restore_config"), (resume, "resume_from_path"), (strategy, "restore_config"))
-    return any(getattr(owner, name, None) for owner, name in owners)

@@ -74,7 +74,8 @@ def _texts_in(value: Any, path: str, name: str) -> Iterator[tuple[str, str, str]
 @SETTINGS.rule("strategy-has-what-it-is-asked")
 def _strategy(facts: Facts) -> Iterator[str]:
     """The strategy must be an object, its configuration or a name that Lightning knows. It must not use arguments
-    that Megatron-Core no longer supports.
+    that Megatron-Core no longer supports. In a launched run it must create Megatron-Core's process groups, and the
+    optimizer of a model that nemo2 updates.
 
     Otherwise: The strategy raises an error on every rank.
     """
@@ -89,6 +90,18 @@ def _strategy(facts: Facts) -> Iterator[str]:
             )
     if facts.sizes:
         yield from facts.settled.refused("strategy-has-what-it-is-asked")
+    if facts.of_strategy("init_model_parallel") is False:
+        yield (
+            "strategy.init_model_parallel=False: the launched processes have no process groups of Megatron-Core. Leave "
+            "init_model_parallel=True. False is for a script that creates the groups and then calls the recipe itself."
+        )
+    model: Any = class_of(facts.at("model"))
+    if facts.of_strategy("setup_optimizers") is False and getattr(model, "__module__", "").startswith("nemo2."):
+        yield (
+            f"strategy.setup_optimizers=False: {model.__name__} has no other optimizer than the strategy's. Leave "
+            "setup_optimizers=True. False is for a module with automatic_optimization=False, which updates its "
+            "parameters itself."
+        )
 
 
 @SETTINGS.rule("precision-is-known")

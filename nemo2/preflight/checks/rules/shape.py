@@ -9,9 +9,8 @@ from nemo2.config.walk import class_of
 from nemo2.preflight.checks import domains
 from nemo2.preflight.checks.arithmetic import divisors
 from nemo2.preflight.checks.domains import out_of_range
-from nemo2.preflight.checks.facts import Facts
+from nemo2.preflight.checks.facts import Facts, names_weights
 from nemo2.preflight.checks.rule import Topic
-from nemo2.preflight.checks.rules.finetuning import names_weights
 
 SHAPE = Topic("The model", needs_sizes=False)
 
@@ -81,7 +80,7 @@ def _rotary(facts: Facts) -> Iterator[str]:
         )
 
 
-@SHAPE.rule("weights-have-a-beginning")
+@SHAPE.rule("weights-are-initialized")
 def _initialized(facts: Facts) -> Iterator[str]:
     """`perform_initialization=False` requires weights to start from.
 
@@ -126,6 +125,20 @@ def _bounded_activation(facts: Facts) -> Iterator[str]:
             f"model.config.activation_func_clamp_value={bound} with bias_activation_fusion=True: only the fused kernel of "
             "quick_gelu applies the bound. Set model.config.bias_activation_fusion=False."
         )
+
+
+@SHAPE.rule("activation-settings-have-a-gate")
+def _ungated(facts: Facts) -> Iterator[str]:
+    """`activation_func_clamp_value` and `glu_linear_offset` require a gate (`gated_linear_unit`).
+
+    Otherwise: The model trains without the bound or the offset.
+    """
+    for name in ("activation_func_clamp_value", "glu_linear_offset"):
+        if (value := facts.of_model(name)) and not facts.of_model("gated_linear_unit"):
+            yield (
+                f"model.config.{name}={value} with gated_linear_unit=False: only the gate reads it. Set "
+                f"gated_linear_unit=True, or leave {name} unset."
+            )
 
 
 def _only_experts(facts: Facts) -> bool:
