@@ -50,23 +50,22 @@ def pattern_problems(config: Any) -> Iterator[str]:
     """Layers of a hybrid's pattern that the installed Megatron-Core would not build."""
     allocation = _allocation()
     pattern = getattr(config, "hybrid_override_pattern", None)
-    requested, depths = getattr(config, "mtp_num_layers", None), (pattern or "").count("/")
+    try:
+        layers = None if pattern is None else hybrid_pattern(config)
+    except ConfigError as error:
+        yield str(error)
+        return
+    requested, depths = getattr(config, "mtp_num_layers", None), len(layers.further) if layers else 0
     if requested and requested != depths:
         yield (
             f"model.config.mtp_num_layers={requested}, but model.config.hybrid_override_pattern has the layers of {depths} "
             "additional predictions, each after a '/'. Set both to the same number."
         )
-    if pattern is None:
+    if layers is None:
         return
-    try:
-        layers = hybrid_pattern(config)
-    except ConfigError as error:
-        yield str(error)
-        return
-    decoder = layers.decoder if layers is not None else ""
-    if len(decoder) != config.num_layers:
+    if len(layers.decoder) != config.num_layers:
         yield (
-            f"model.config.hybrid_override_pattern names {len(decoder)} layers, but "
+            f"model.config.hybrid_override_pattern names {len(layers.decoder)} layers, but "
             f"model.config.num_layers={config.num_layers}. Set both to the same number of layers."
         )
     if hasattr(allocation, "parse_hybrid_pattern"):
