@@ -9,7 +9,7 @@ with zeros, or change their meaning; this is rejected unless the user accepts it
 
 import logging
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,7 +29,7 @@ from nemo2.checkpoint.directory import CONTEXT_PATH, read_manifest, sha256
 from nemo2.config.show import TARGET, diff
 from nemo2.data.base import MegatronDataModule
 from nemo2.data.tokenizer_files import FIELDS, files_of
-from nemo2.models.conversion.settings import TRAINED_OTHERWISE, contradicted
+from nemo2.models.conversion.settings import TRAINED_OTHERWISE, contradicted, contradictions
 
 _log = logging.getLogger(__name__)
 
@@ -102,6 +102,7 @@ def changes_since(checkpoint: Path, trainer: Any) -> Changes:
     before = manifest.settings if manifest is not None else {}
     _compare_inputs(changes, before.get(INPUTS), getattr(trainer, "datamodule", None))
     _compare_settings(changes, before, settings_of(trainer))
+    deciding = _contradictions(checkpoint, trainer.lightning_module)
     for part, config in described_parts(trainer).items():
         try:
             differing = diff(load_context(checkpoint, part, build=False), config)
@@ -113,7 +114,7 @@ def changes_since(checkpoint: Path, trainer: Any) -> Changes:
         for change in differing:
             # Files are compared by content: those of the checkpoint are copies.
             if not _DECIDED_ELSEWHERE.search(change.path) and not (files and change.path in FIELDS):
-                _sort(changes, part, change.path, change.old, change.new)
+                _sort(changes, part, change.path, change.old, change.new, deciding=deciding)
         if files:
             _compare_files(changes, copies, files)
     return changes
@@ -165,11 +166,11 @@ def warn_if_trained_otherwise(checkpoint: Path, model_config: Any, *, name: Any)
     """Warn of the settings of a model that compute something else than the model of the weights in ``checkpoint``, from which
     it starts. Nothing is known about a checkpoint that doesn't describe its model. ``name``: the checkpoint's in the warning."""
     try:
-        contradictions = contradicted(model_config, load_context(checkpoint, "model").config, "their model")
+        sentence = contradicted(model_config, load_context(checkpoint, "model").config, "their model")
     except Exception:  # as in `changes_since`
         return
-    if contradictions:
-        _log.warning(TRAINED_OTHERWISE, name, contradictions)
+    if sentence:
+        _log.warning(TRAINED_OTHERWISE, name, sentence)
 
 
 def unfit_message(checkpoint: Path, unfit: list[Difference]) -> str:
@@ -181,11 +182,20 @@ def unfit_message(checkpoint: Path, unfit: list[Difference]) -> str:
     )
 
 
-def _sort(changes: Changes, part: str, path: str, old: Any, new: Any) -> None:
+def _contradictions(checkpoint: Path, model: Any) -> Collection[str]:
+    """The fields by which ``model`` computes something else than the model in ``checkpoint``. Empty too: it isn't described."""
+    try:
+        return contradictions(model.config, load_context(checkpoint, "model").config)
+    except Exception:  # as in `changes_since`
+        return ()
+
+
+def _sort(changes: Changes, part: str, path: str, old: Any, new: Any, *, deciding: Collection[str] = ()) -> None:
+    """Add a difference to ``changes``. ``deciding``: fields of the model by which it computes something else now."""
     difference = Difference(part, path, old, new)
     if part == "tokenizer" or (part == "model" and _SHAPE_FIELDS.search(path)):
         changes.unfit.append(difference)
-    elif _HARMLESS.search(path):
+    elif _HARMLESS.search(path) and path.removeprefix("config.") not in deciding:
         changes.harmless.append(difference)
     else:
         changes.result.append(difference)

@@ -308,6 +308,7 @@ def differences(one: Any, other: Any) -> dict[str, tuple[Any, Any]]:
 
 
 _FIELDS_OF = {
+    "activation_func": ("activation_func", "bias_activation_fusion"),
     "window": ("window_size", "window_attn_skip_freq"),
     "without_positions": ("no_rope_freq",),
     "experts_in": ("moe_layer_freq",),
@@ -320,18 +321,19 @@ TRAINED_OTHERWISE = (
 """A warning: the weights, and what `contradicted` says."""
 
 
+def contradictions(config: Any, trained: Any) -> dict[str, tuple[Any, Any]]:
+    """The fields by which a model computes something else than the model of its weights, ``trained``, with both values."""
+    fields = (field for name in differences(config, trained) for field in _FIELDS_OF.get(name, (name,)))
+    values = {field: (getattr(config, field, None), getattr(trained, field, None)) for field in sorted({*fields})}
+    # The vocabulary may be padded.
+    return {field: (own, their) for field, (own, their) in values.items() if field != "vocab_size" and own != their}
+
+
 def contradicted(config: Any, trained: Any, source: str) -> str:
-    """The settings that decide what a model computes and that the configuration of its weights contradicts, with both values.
-    "": none. ``source`` is where ``trained`` comes from."""
-    fields = {
-        field: (getattr(config, field, None), getattr(trained, field, None))
-        for name in differences(config, trained)
-        for field in _FIELDS_OF.get(name, (name,))
-    }
+    """`contradictions` in words. "": none. ``source`` is where ``trained`` comes from."""
     return ", ".join(
         f"model.config.{field}={own!r} where {source} says {their!r}"
-        for field, (own, their) in sorted(fields.items())
-        if field != "vocab_size" and own != their  # the vocabulary may be padded
+        for field, (own, their) in contradictions(config, trained).items()
     )
 
 

@@ -71,6 +71,13 @@ def resumed_with_changes(directory: str) -> dict[str, Any]:
     pretrain(**accepted)
     found["accepted"] = accepted["trainer"].global_step
     found["report"] = (run / "report.html").read_text()
+    exact = {"activation_func": torch.nn.functional.gelu, "gated_linear_unit": False, "add_bias_linear": True}
+    for max_steps, fused in ((2, True), (3, False)):
+        small_runs.release()
+        run = Path(
+            pretrain(**parts(f"{directory}/gelu", max_steps=max_steps, model=exact | {"bias_activation_fusion": fused}))
+        )
+    found["exact GELU"] = json.loads((run / "changes.json").read_text())
     return found
 
 
@@ -96,6 +103,8 @@ def test_what_has_changed_is_sorted_told_and_refused_where_it_does_not_fit(run_o
     recompute = found["recomputation"]
     assert any("recompute_granularity" in line for line in recompute["harmless"])
     assert not any("recompute" in line for line in recompute["result"])
+    # With a bias, the fused GELU is the tanh approximation.
+    assert found["exact GELU"]["result"] == ["model.config.bias_activation_fusion: True -> False"]
     assert "vocab_size" in found["vocabulary"] and "resume.accept_changes=True" in found["vocabulary"]
 
 
