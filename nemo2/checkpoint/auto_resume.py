@@ -191,9 +191,8 @@ class AutoResume:
             io.fall_back = True
         if training and weights_only and search.whole is not None:
             rank_zero_info(
-                f"{search.newest} holds weights only, because it is the last checkpoint of a run without "
-                f"log.ckpt.save_optim_on_train_end=True. Resuming from {search.whole} (step {search.whole_step}) and "
-                "repeating the steps since then."
+                f"{search.newest} holds weights only. Resuming from {search.whole} (step {search.whole_step}) and repeating "
+                "the steps since then."
             )
             return search.whole
         if training:
@@ -313,8 +312,8 @@ def refuse_weights_only(path: Path) -> None:
     manifest = read_manifest(path)
     if manifest is not None and manifest.weights_only:
         raise CheckpointError(
-            f"{path} holds weights only: it was saved at the end of training without the optimizer, so it cannot be "
-            f"resumed. {_from_weights(path)}"
+            f"{path} holds weights only: it was saved at the end of training, or with log.ckpt.save_weights_only=True, so it "
+            f"cannot be resumed. {_from_weights(path)}"
         )
 
 
@@ -323,7 +322,8 @@ def _from_weights(path: Optional[Path]) -> str:
     return (
         f"For a second run, {new_name()}. To train on from its weights, also set "
         f"{advice(f'--from {source}', f'resume.restore_config.path={source}')}. With "
-        "log.ckpt.save_optim_on_train_end=True, a run can be continued after its end."
+        "log.ckpt.save_optim_on_train_end=True, a run can be continued after its end, and without "
+        "log.ckpt.save_weights_only before it."
     )
 
 

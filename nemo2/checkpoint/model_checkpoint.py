@@ -46,6 +46,8 @@ class ModelCheckpoint(Checkpoint):
 
     After each save the callback keeps the ``save_top_k`` best checkpoints by ``monitor``, the newest, and the one that the run
     last went back to (``resume.resume_from_path``). Checkpoints without a validation, or whose metric isn't finite, rank last.
+    Until the run has reached ``max_steps``, it also keeps the newest one that can be resumed, such as the save of a signal in a
+    run with ``save_weights_only``.
 
     Raises:
         ConfigError: a value out of its range.
@@ -61,7 +63,8 @@ class ModelCheckpoint(Checkpoint):
     save_top_k: int = 3
     """The number of best checkpoints to keep. -1: all. 0: only the newest."""
     save_weights_only: bool = False
-    """Leave out the states of the optimizer, the schedule and the loop. Such a checkpoint can't be resumed."""
+    """Leave out the states of the optimizer, the schedule and the loop. Such a checkpoint can't be resumed. A save on a signal
+    has them all the same."""
     mode: Literal["min", "max"] = "min"
     """Whether the lowest or the highest metric is the best."""
     every_n_epochs: Optional[int] = None
@@ -122,6 +125,7 @@ class ModelCheckpoint(Checkpoint):
         self._last_saved_step = -1
         self._last_saved_at = 0.0
         self._last_has_context = True
+        self._last_is_weights_only = False
         self._lock: Optional[DirectoryLock] = None
         self._run: Optional[Run] = None
         """The run that these checkpoints belong to. Set on rank 0 only."""
@@ -202,6 +206,7 @@ class ModelCheckpoint(Checkpoint):
         self._last_saved_at = time.monotonic()
         self._last_saved_step = trainer.global_step
         self._last_has_context = True
+        self._last_is_weights_only = False
         self._latest = dict(trainer.callback_metrics)
         # Only now does Lightning report the checkpoint that it resumed from.
         self._on_rank_zero(lambda: self._begin(trainer))
@@ -281,16 +286,18 @@ class ModelCheckpoint(Checkpoint):
     # ------------------------------------------------------------------------------------------------------ saving
 
     def save(self, trainer: pl.Trainer, *, weights_only: Optional[bool] = None, last: bool = False) -> None:
-        """Save now, unless this step is already saved. Every rank must call it.
+        """Save now, unless this step is already saved with all that is to be saved. Every rank must call it.
 
         Args:
             weights_only: Save weights only. None: as ``save_weights_only`` says.
             last: Training ends with this save. False: `ends_now` decides.
         """
-        if _fast_dev_run(trainer) or trainer.global_step == self._last_saved_step or trainer.global_step == 0:
+        weights_only = self.save_weights_only if weights_only is None else weights_only
+        saved = trainer.global_step == self._last_saved_step and (weights_only or not self._last_is_weights_only)
+        if _fast_dev_run(trainer) or saved or trainer.global_step == 0:
             return
         assert self.dirpath is not None
-        self._last_saved_step = trainer.global_step
+        self._last_saved_step, self._last_is_weights_only = trainer.global_step, weights_only
         self._last_saved_at = time.monotonic()
         last = last or ends_now(trainer)
         self._last_has_context = self.always_save_context or (last and self.save_context_on_train_end)
@@ -301,7 +308,7 @@ class ModelCheckpoint(Checkpoint):
             target = target.with_name(target.name + LAST_SUFFIX)
         trainer.save_checkpoint(
             target,
-            weights_only=self.save_weights_only if weights_only is None else weights_only,
+            weights_only=weights_only,
             storage_options={
                 "published": lambda path: self._published(trainer, path),
                 "metrics": {name: value for name, value in values.items() if isinstance(value, float)},
@@ -340,12 +347,12 @@ class ModelCheckpoint(Checkpoint):
             rank_zero_info(f"Saved {path}.")
         if trainer.is_global_zero:
             try:
-                self._retain(path)
+                self._retain(path, max_steps=trainer.max_steps)
             except OSError as error:  # the new checkpoint is complete, so this must not
                 _log.warning("Old checkpoints could not be tidied up: %s.", error)  # end the run or hold up other ranks
         trainer.strategy.barrier()
 
-    def _retain(self, newest: Path) -> None:
+    def _retain(self, newest: Path, *, max_steps: int) -> None:
         for path, manifest in own(finished(newest.parent), self._run):
             plain = without_last(path)
             if path != newest and path != plain:
@@ -354,6 +361,8 @@ class ModelCheckpoint(Checkpoint):
         checkpoints = own(finished(newest.parent), self._run)
         ranked = self._ranked(checkpoints)
         keep = {path for path, _ in (ranked if self.save_top_k == -1 else ranked[: self.save_top_k])} | {newest}
+        if not 0 < max_steps <= checkpoints[-1][1].step:  # else the run is complete
+            keep |= {path for path, manifest in [one for one in checkpoints if not one[1].weights_only][-1:]}
         # The same command names it again.
         keep |= {
             path

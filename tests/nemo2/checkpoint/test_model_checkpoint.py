@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from nemo2.base.errors import CheckpointError, ConfigError
+from nemo2.checkpoint.auto_resume import newest_to_resume
 from nemo2.checkpoint.directory import finished
 from nemo2.checkpoint.model_checkpoint import ModelCheckpoint
 from support import small_runs
@@ -116,6 +117,32 @@ def test_a_metric_that_is_not_finite_ranks_last_and_retention_goes_on(tmp_path, 
     names, callback = after(tmp_path, {1: 3.0, 2: bad, 3: bad, 4: bad}, save_top_k=1, mode=mode)
     assert names == ["step=1", "step=4-last"]
     assert callback.best_model_score == 3.0 and len(finished(tmp_path)) == 2
+
+
+def test_a_checkpoint_that_can_be_resumed_outlives_newer_ones_that_cannot_until_the_run_is_complete(tmp_path):
+    trainer: Any = FakeTrainer()
+    trainer.max_steps = 6
+    callback = keeping(tmp_path, save_weights_only=True, save_top_k=0)
+
+    def after_saving(step: int, **options: Any) -> list[str]:
+        callback.save(trainer.at(step), **options)
+        return [path.name for path, _ in finished(tmp_path)]
+
+    assert after_saving(1) == ["step=1-last"]
+    assert after_saving(2, weights_only=False) == ["step=2-last"], "as a signal saves"
+    assert after_saving(3) == ["step=2", "step=3-last"]
+    assert after_saving(4) == ["step=2", "step=4-last"] and newest_to_resume(tmp_path) == tmp_path / "step=2"
+    assert after_saving(5, weights_only=False) == ["step=5-last"]
+    assert after_saving(6) == ["step=6-last"], "nothing is left to train"
+
+
+def test_a_step_of_which_only_the_weights_are_saved_is_saved_again_for_a_signal(tmp_path):
+    callback = keeping(tmp_path, save_weights_only=True)
+    trainer: Any = FakeTrainer()
+    for weights_only in (None, False, None, False):
+        callback.save(trainer.at(4), weights_only=weights_only)
+    assert trainer.saved == [("step=4-last", True), ("step=4-last", False)]
+    assert [manifest.weights_only for _, manifest in finished(tmp_path)] == [False]
 
 
 def test_the_best_is_known_by_path_and_score(tmp_path):
