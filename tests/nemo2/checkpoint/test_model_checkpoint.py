@@ -215,9 +215,18 @@ def test_a_step_is_saved_once_and_never_before_the_first(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("step", "options", "weights_only"), [(4, {}, True), (4, {"save_optim_on_train_end": True}, False), (3, {}, False)]
+    ("step", "options", "weights_only"),
+    [
+        (4, {}, True),
+        (4, {"save_optim_on_train_end": True}, False),
+        (4, {"save_optim_on_train_end": True, "save_weights_only": True}, False),
+        (3, {}, False),
+        (3, {"save_weights_only": True}, True),
+    ],
 )
-def test_the_last_checkpoint_of_a_finished_run_holds_weights_only(tmp_path, step, options, weights_only):
+def test_the_last_checkpoint_of_a_finished_run_holds_weights_only_unless_its_optimizer_is_kept(
+    tmp_path, step, options, weights_only
+):
     trainer: Any = FakeTrainer()
     trainer.max_steps = 4
     keeping(tmp_path, **options).on_train_end(trainer.at(step), trainer.lightning_module)
@@ -255,6 +264,7 @@ def test_the_context_is_saved_always_or_with_the_last_checkpoint_of_training(
         ("{epoch:02d}-{step}", {"epoch": 3, "step": 20}, "epoch=03-step=20"),
         ("{model_name}-{accuracy:.1f}-{step}", {"accuracy": 0.25, "step": 1}, "llama-accuracy=0.2-step=1"),
         ("{a/b}{step}", {"step": 1}, "step=1"),
+        ("{val_loss}.{step}", {"step": 1}, "step=1"),
         ("{time/val:.2f}-{step}", {"time/val": 0.25, "step": 1}, "time_val=0.25-step=1"),
     ],
 )  # fmt: skip
@@ -269,11 +279,26 @@ def test_names_carry_what_they_are_asked_to(filename, values, name):
     [
         ({"mode": "mim"}, "log.ckpt.mode='mim'.*min"),
         ({"save_top_k": -2}, "log.ckpt.save_top_k=-2"),
+        ({"save_top_k": 1.0}, "log.ckpt.save_top_k=1.0"),
         ({"every_n_train_steps": -1}, "log.ckpt.every_n_train_steps=-1"),
-        ({"train_time_interval": timedelta(0)}, "log.ckpt.train_time_interval"),
+        ({"every_n_train_steps": 1.5}, "log.ckpt.every_n_train_steps=1.5"),
+        ({"every_n_epochs": True}, "log.ckpt.every_n_epochs=True"),
+        *(({"train_time_interval": one}, "log.ckpt.train_time_interval") for one in (timedelta(0), 60, "00:00:01:00")),
         *(
             ({"filename": name}, "log.ckpt.filename=")
-            for name in ("last", "{val_loss:.2f}", "{epoch}", "{step", "{}-{step}", "{step!r}-{step}", "{step:.2q}")
+            for name in (
+                "last",
+                "{val_loss:.2f}",
+                "{epoch}",
+                "{step",
+                "{}-{step}",
+                "{step!r}-{step}",
+                "{step:.2q}",
+                "{step:.1e}",
+                ".{step}",
+                "{step}\n",
+                200 * "x" + "{step}",
+            )
         ),
         ({"filename": "{val_loss:d}-{step}"}, "log.ckpt.filename="),  # a metric is a float
         ({"filename": "{epoch}", "every_n_epochs": 1, "every_n_train_steps": 5}, "log.ckpt.filename="),
