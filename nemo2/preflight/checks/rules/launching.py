@@ -27,7 +27,7 @@ def unequal_launch(facts: Facts) -> Iterator[str]:
 
     Otherwise: The strategy raises an error on every rank, or the ranks wait forever for processes that never start.
     """
-    if devices_problem(facts.at("trainer.devices")) or nodes_problem(number(facts.trainer, "num_nodes")):
+    if devices_problem(facts.at("trainer.devices")) or nodes_problem(facts.at("trainer.num_nodes")):
         return
     world = world_of(facts.trainer, facts.machine)
     for name, requested, launched in zip(

@@ -73,20 +73,33 @@ def _texts_in(value: Any, path: str, name: str) -> Iterator[tuple[str, str, str]
 
 @SETTINGS.rule("strategy-has-what-it-is-asked")
 def _strategy(facts: Facts) -> Iterator[str]:
-    """The strategy must be an object, its configuration or a name that Lightning knows. It must not use arguments
-    that Megatron-Core no longer supports.
+    """The strategy must be an object, its configuration or a name that Lightning knows, for a model of nemo2 one of nemo2's. It
+    must not use arguments that Megatron-Core no longer supports.
 
-    Otherwise: The strategy raises an error on every rank.
+    Otherwise: The strategy or the model raises an error on every rank.
     """
+    problems = []
     if isinstance(facts.strategy, str):
         from lightning.pytorch.strategies import StrategyRegistry
 
         names = ["auto", *StrategyRegistry.available_strategies()]
         if facts.strategy not in names:
-            yield (
+            problems.append(
                 f"trainer.strategy={facts.strategy!r}: Lightning has no such strategy{did_you_mean(facts.strategy, names)} "
                 "Set a strategy such as MegatronStrategy, or one of Lightning's names."
             )
+    strategy, model = class_of(facts.strategy), class_of(facts.at("model"))
+    lightnings = isinstance(facts.strategy, str) or getattr(strategy, "__module__", "").startswith("lightning.")
+    if (
+        lightnings
+        and not problems
+        and any(kind.__module__ == "nemo2.models.gpt" for kind in getattr(model, "__mro__", ()))
+    ):
+        from nemo2.models.gpt import without_groups
+
+        name = facts.strategy if isinstance(facts.strategy, str) else strategy.__name__
+        problems.append(without_groups(model.__name__, f"trainer.strategy={name}"))
+    yield from problems
     if facts.sizes:
         yield from facts.settled.refused("strategy-has-what-it-is-asked")
 
@@ -151,16 +164,16 @@ def _splits(facts: Facts) -> Iterator[str]:
 @SETTINGS.rule("callbacks-have-their-arguments")
 def _callbacks(facts: Facts) -> Iterator[str]:
     """Each callback must have all arguments for which its class has no default, and callbacks of nemo2 and Lightning
-    must accept their arguments.
+    must accept their arguments. The files that they read on this machine must be there.
 
-    Otherwise: No rank can create the callback.
+    Otherwise: No rank can create the callback, or the run stops before its first step.
     """
     incomplete = [
         f"{missing}, or remove the callback."
         for path, node in iterate_nodes(facts.recipe)
         if path.startswith("trainer.callbacks") and (missing := missing_arguments(node, path))
     ]
-    yield from incomplete or callback_problems(facts.callbacks, "callbacks-have-their-arguments")
+    yield from incomplete or callback_problems(facts.callbacks, "callbacks-have-their-arguments", here=facts.here)
 
 
 @SETTINGS.rule("lightning-agrees")
