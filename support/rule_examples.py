@@ -692,6 +692,11 @@ EXAMPLES: tuple[Example, ...] = (
     ),
     example(
         "callbacks-have-their-arguments",
+        "trainer.callbacks=MegatronTokenDropCallback",
+        "trainer.callbacks=TimingCallback",
+    ),
+    example(
+        "callbacks-have-their-arguments",
         "'trainer.callbacks=EvaluationCallback(texts=[missing.txt])'",
         "trainer.callbacks=[]",
         recipe="llama_tiny",

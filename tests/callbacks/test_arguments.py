@@ -63,6 +63,7 @@ REFUSED: list[tuple[Any, dict[str, Any], str]] = [
         r"NsysCallback\.start_step=-1.*\n.*NsysCallback\.end_step=True.*\n.*NsysCallback\.ranks",
     ),
     (NsysCallback, {"start_step": 3, "end_step": 3}, "end_step=3 must be above start_step=3"),
+    (ParameterDebugger, {"param_fn": 5}, r"ParameterDebugger\.param_fn=5"),
     (ParameterDebugger, {"log_on_hooks": "on_train_strat"}, "not a hook with .*; did you mean 'on_train_start'"),
     (PytorchProfilerCallback, {"start_step": 3, "end_step": 3}, "end_step=3 must be above start_step=3, because"),
     (PytorchProfilerCallback, {"start_step": 1, "end_step": 3, "warmup_steps": 2}, "Set end_step to 4 or more"),
@@ -74,6 +75,11 @@ REFUSED: list[tuple[Any, dict[str, Any], str]] = [
         {"start_step": -1, "end_step": 0, "active_steps": 0},
         "start_step=-1.*\n.*end_step=0.*\n.*active_steps=0",
     ),
+    *(
+        (PytorchProfilerCallback, {"start_step": 0, "end_step": 2, "profiler_kwargs": kwargs}, f"profiler_kwargs.*{name}")
+        for name, kwargs in {"with_stak": {"with_stak": True}, "record_shapes": {"record_shapes": "no"}}.items()
+    ),
+    (RuntimeEstimator, {"time_unit": None}, r"RuntimeEstimator\.time_unit=None"),
     (RuntimeEstimator, {"time_unit": "weeks"}, r"RuntimeEstimator\.time_unit='weeks'"),
     (SpeedMonitor, {"window_size": 0}, "window_size=0: must be a whole number of at least 1"),
     (SpeedMonitor, {"time_unit": "hour"}, "time_unit='hour': must be one of .*did you mean 'hours'"),
@@ -83,6 +89,8 @@ REFUSED: list[tuple[Any, dict[str, Any], str]] = [
          "gpu_relative_perf_threshold": 70},
         r"\A.*\n.*\n.*\Z",
     ),
+    (StragglerDetectionCallback, {"profiling_interval": 1.5}, "profiling_interval=1.5"),
+    (StragglerDetectionCallback, {"num_gpu_perf_scores_to_print": -1}, "num_gpu_perf_scores_to_print=-1"),
     (TimingCallback, {"timer_kwargs": {"buffersize": 2}}, "did you mean 'buffer_size'"),
     (TimingCallback, {"timer_kwargs": {"buffer_size": 0}}, "buffer_size=0: must be a whole number of at least 1"),
     (TimingCallback, {"timer_kwargs": {"reduction": "max"}}, "must be 'mean'"),

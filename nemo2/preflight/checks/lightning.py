@@ -72,7 +72,7 @@ def no_time(max_time: Any) -> bool:
     return left is not None and left <= 0
 
 
-def callback_problems(callbacks: Iterable[tuple[str, Any]], rule: str, *, here: bool) -> Iterator[str]:
+def callback_problems(callbacks: Iterable[tuple[str, Any]], rule: str, *, here: bool, model: Any) -> Iterator[str]:
     """The errors of callbacks of nemo2 and Lightning about their arguments. Constructors of other classes are not called:
     they may do anything.
 
@@ -80,6 +80,7 @@ def callback_problems(callbacks: Iterable[tuple[str, Any]], rule: str, *, here: 
         callbacks: Nodes and live objects, each with its path.
         rule: The rule of an error that names no other rule.
         here: The run is on this machine, so callbacks with ``check_files`` look at their files.
+        model: The model's configuration, at which callbacks with ``check_model`` look. None: unknown.
     """
     for path, node in callbacks:
         cls = class_of(node)
@@ -92,6 +93,8 @@ def callback_problems(callbacks: Iterable[tuple[str, Any]], rule: str, *, here: 
                 callback: Any = fdl.build(node)
                 if here and hasattr(callback, "check_files"):
                     callback.check_files()
+                if model is not None and hasattr(callback, "check_model"):
+                    callback.check_model(model)
         except ImportError:  # the ranks may have a package that this machine lacks
             continue
         except Exception as error:

@@ -164,7 +164,8 @@ def _splits(facts: Facts) -> Iterator[str]:
 @SETTINGS.rule("callbacks-have-their-arguments")
 def _callbacks(facts: Facts) -> Iterator[str]:
     """Each callback must have all arguments for which its class has no default, and callbacks of nemo2 and Lightning
-    must accept their arguments. The files that they read on this machine must be there.
+    must accept their arguments. The files that they read on this machine must be there, and the
+    model must have the experts that they are about.
 
     Otherwise: No rank can create the callback, or the run stops before its first step.
     """
@@ -173,7 +174,9 @@ def _callbacks(facts: Facts) -> Iterator[str]:
         for path, node in iterate_nodes(facts.recipe)
         if path.startswith("trainer.callbacks") and (missing := missing_arguments(node, path))
     ]
-    yield from incomplete or callback_problems(facts.callbacks, "callbacks-have-their-arguments", here=facts.here)
+    yield from incomplete or callback_problems(
+        facts.callbacks, "callbacks-have-their-arguments", here=facts.here, model=facts.written_config
+    )
 
 
 @SETTINGS.rule("lightning-agrees")
