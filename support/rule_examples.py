@@ -63,6 +63,11 @@ EXAMPLES: tuple[Example, ...] = (
         here=True,
     ),
     example("run-name-is-a-folder", "log.name='a run'", "log.name=a_run"),
+    example(
+        "resume-directory-is-searched",
+        "resume.resume_from_directory=/runs/base resume.resume_if_exists=False",
+        "resume.resume_from_directory=/runs/base resume.resume_if_exists=True",
+    ),
     # Sizes
     example("sizes-are-counts", f"{TP}=0", f"{TP}=1"),
     example("nodes-and-devices-are-counts", "trainer.num_nodes=0", "trainer.num_nodes=1"),

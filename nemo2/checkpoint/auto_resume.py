@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Chooses the checkpoint of a run: its newest finished checkpoint, a named checkpoint, or weights to start from."""
 
+import logging
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Optional
@@ -16,6 +17,8 @@ from nemo2.checkpoint.leftovers import publish_written
 from nemo2.checkpoint.lineage import belongs, own, run_of
 from nemo2.checkpoint.paths import HUGGING_FACE, checkpoint_at, checkpoint_folders
 from nemo2.config.capture import configurable
+
+_log = logging.getLogger(__name__)
 
 
 @configurable
@@ -180,7 +183,12 @@ class AutoResume:
                 if search.begun
                 else "No checkpoint"
             )
-            rank_zero_info(f"{why} to resume from in {looked}; starting from {beginning}.")
+            message = f"{why} to resume from in {looked}; starting from {beginning}."
+            if self.resume_from_directory:  # rather a wrong name than a new run
+                if trainer.is_global_zero:
+                    _log.warning("%s", message)
+            else:
+                rank_zero_info(message)
             return None
         assert search.manifest is not None
         limit, weights_only = trainer.max_steps, search.manifest.weights_only
@@ -273,9 +281,10 @@ def _continues(own: Search, start: Optional[Path]) -> bool:
     return own.manifest.lineage == [*begun.lineage, begun.run] and own.manifest.step > begun.step
 
 
-def newest_to_resume(directory: Path) -> Optional[Path]:
-    """The checkpoint in ``directory`` that training would resume from. None: there is none."""
-    return _newest([directory], any_run=False).whole
+def newest_to_resume(*directories: Path, any_run: bool = False) -> Optional[Path]:
+    """The checkpoint in these directories that training would resume from. None: there is none. ``any_run``: also one of another
+    run than a directory's own."""
+    return _newest([*directories], any_run=any_run).whole
 
 
 def _refuse_finished(search: Search, max_steps: int) -> None:
