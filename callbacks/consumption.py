@@ -17,7 +17,7 @@ def seconds_per(unit: str, *, of: str) -> float:
     """
     if unit not in SECONDS:
         raise ConfigError(
-            f"{of}.time_unit={unit!r}: must be one of {', '.join(SECONDS)}{did_you_mean(unit, SECONDS, listed=True)}"
+            f"{of}.time_unit={unit!r}: must be one of {', '.join(SECONDS)}{did_you_mean(str(unit), SECONDS, listed=True)}"
         )
     return SECONDS[unit]
 

@@ -2,6 +2,7 @@
 """Enables DeepEP's token dispatcher on GPUs that support it."""
 
 import logging
+from typing import Any
 
 import lightning.pytorch as pl
 import torch
@@ -30,10 +31,14 @@ class DeepEPCallback(pl.Callback):
         ConfigError: at setup, if the model has no experts.
     """
 
-    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        config = getattr(pl_module, "config", None)
+    def check_model(self, config: Any) -> None:
+        """Raise the error of `setup` about the model's configuration."""
         if config is None or not getattr(config, "num_moe_experts", None):
             raise ConfigError("DeepEPCallback: the model has no experts. Remove the callback.")
+
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        config = getattr(pl_module, "config", None)
+        self.check_model(config)
         if not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] not in _ARCHITECTURES:
             if trainer.is_global_zero:
                 logger.warning(

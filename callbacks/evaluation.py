@@ -98,6 +98,10 @@ class EvaluationCallback(pl.Callback):
                 "EvaluationCallback reads texts, but neither the model nor the data has a tokenizer. Set "
                 "model.tokenizer or data.tokenizer."
             )
+        self.check_files()
+
+    def check_files(self) -> None:
+        """Read the texts and look up the tasks. The errors are those of the start of training."""
         self._contents = {file: text_of(Path(file)) for file in self.texts}
         if self.tasks:
             refuse_unknown(self.tasks, self._folder, trust_tasks=self.trust_tasks)

@@ -38,7 +38,8 @@ class FLOPsMeasurementCallback(pl.Callback):
             None: no MFU.
 
     Raises:
-        ConfigError: the peak isn't positive. At the start of training: the shape of the model or the data is unknown.
+        ConfigError: the peak isn't positive, or a configuration has no shape. At the start of training: the shape of the model or
+            the data is unknown.
     """
 
     def __init__(
@@ -51,6 +52,13 @@ class FLOPsMeasurementCallback(pl.Callback):
     ) -> None:
         if peak_tflops is not None and not 0 < peak_tflops < math.inf:
             raise ConfigError(f"FLOPsMeasurementCallback.peak_tflops={peak_tflops}: must be positive, for example 989.")
+        if model_config is not None and not _is_transformer(model_config):
+            raise ConfigError(
+                f"FLOPsMeasurementCallback.model_config={model_config!r} is not the configuration of a transformer, with "
+                "num_layers and num_attention_heads. Set one, or leave it unset for the model of the run."
+            )
+        if data_config is not None:
+            _shape_of(data_config)
         self.model_config = model_config
         self.data_config = data_config
         self.model_name = model_name
@@ -104,7 +112,7 @@ class FLOPsMeasurementCallback(pl.Callback):
 
     def _count(self, batch_size: int, seq_length: int, pl_module: pl.LightningModule) -> float:
         config = self.model_config if self.model_config is not None else getattr(pl_module, "config", None)
-        if not getattr(config, "num_layers", None) or not getattr(config, "num_attention_heads", None):
+        if not _is_transformer(config):
             raise ConfigError(
                 f"FLOPsMeasurementCallback needs the configuration of a transformer, but {type(pl_module).__name__} "
                 "has none. Set model_config, or remove the callback."
@@ -116,6 +124,10 @@ class FLOPsMeasurementCallback(pl.Callback):
     def _now() -> float:
         get_backend().synchronize()
         return time.perf_counter()
+
+
+def _is_transformer(config: Any) -> bool:
+    return bool(getattr(config, "num_layers", None) and getattr(config, "num_attention_heads", None))
 
 
 def _shape_of(data: Any) -> tuple[int, int]:

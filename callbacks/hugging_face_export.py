@@ -40,7 +40,7 @@ class HuggingFaceExportCallback(pl.Callback):
     Args:
         every_n_saves: The number of saves between two exports. None: only the last save.
         at_end: Export the last save, whatever its number.
-        directory: The folder of the exports. None: ``hugging_face`` beside the folder of the checkpoints.
+        directory: The folder of the exports. None or "": ``hugging_face`` beside the folder of the checkpoints.
         keep: The number of this run's exports to keep, newest first. None: all.
         dtype: The dtype of the weights. None: the checkpoint's, which is fp32 under the FSDP strategies.
 
@@ -119,11 +119,7 @@ class HuggingFaceExportCallback(pl.Callback):
         if self._waiting is not None:
             _log.info("%s is not exported, because a later checkpoint replaces it.", self._waiting.target.name)
             self._waiting.discard()
-        folder = (
-            Path(self.directory).expanduser()
-            if self.directory is not None
-            else Path(path).parent.with_name("hugging_face")
-        )
+        folder = Path(self.directory).expanduser() if self.directory else Path(path).parent.with_name("hugging_face")
         try:
             if why := why_writing_is_refused(folder, folder / name, Path(path)):
                 self._warn_of_failure(folder / name, f"{why} Set another directory.")

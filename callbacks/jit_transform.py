@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compiles modules with ``torch.compile``."""
 
+import inspect
 import re
 from dataclasses import dataclass, field
 from typing import Any, Optional
 
 import lightning.pytorch as pl
+import torch
 from torch import nn
 
 from nemo2.base.errors import ConfigError
@@ -25,8 +27,8 @@ class JitConfig:
     ``module`` or ``model``, or else each of its children."""
     use_torch: bool = False
     """Compile with torch. False: compile nothing."""
-    torch_kwargs: dict[str, Any] = field(default_factory=dict)
-    """Arguments of ``torch.compile``."""
+    torch_kwargs: Optional[dict[str, Any]] = field(default_factory=dict)
+    """Arguments of ``torch.compile``. None: none."""
     use_thunder: bool = False
     """Must be False, because nemo2 doesn't depend on Thunder. Its compiler can be set as
     ``torch_kwargs["backend"]``."""
@@ -36,9 +38,15 @@ class JitConfig:
     def __post_init__(self) -> None:
         if self.use_thunder or self.profile_thunder:
             raise ConfigError(
-                "JitConfig.use_thunder=True: nemo2 compiles with torch. Set use_torch=True. Where Thunder is "
-                "installed, also set torch_kwargs={'backend': thunder.dynamo.ThunderCompiler()}."
+                f"JitConfig.{'use' if self.use_thunder else 'profile'}_thunder=True: nemo2 compiles with torch. Set "
+                "use_torch=True. Where Thunder is installed, also set torch_kwargs={'backend': thunder.dynamo.ThunderCompiler()}."
             )
+        known = [name for name in inspect.signature(torch.compile).parameters if name != "model"]
+        for name in self.torch_kwargs or {}:
+            if name not in known:
+                raise ConfigError(
+                    f"JitConfig.torch_kwargs: torch.compile has no argument {name!r}{did_you_mean(name, known)}"
+                )
 
 
 @configurable
@@ -51,10 +59,14 @@ class JitTransform(pl.Callback):
         config: The modules to compile, and how: a `JitConfig`.
 
     Raises:
-        ConfigError: when training begins, if no module matches the selector.
+        ConfigError: ``config`` is none. When training begins: no module matches the selector.
     """
 
     def __init__(self, config: JitConfig) -> None:
+        if not isinstance(config, JitConfig):
+            raise ConfigError(
+                f"JitTransform.config={config!r}: must be a JitConfig, such as JitConfig(use_torch=True)."
+            )
         self.config = config
         self._done: list[nn.Module] = []
 
@@ -64,7 +76,7 @@ class JitTransform(pl.Callback):
         for chunk in chunks_of(trainer):
             self._done += _selected(_called_in(chunk), self.config.module_selector)
         for module in self._done:
-            module.compile(**self.config.torch_kwargs)
+            module.compile(**self.config.torch_kwargs or {})
 
 
 def _called_in(chunk: nn.Module) -> nn.Module:

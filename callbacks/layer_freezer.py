@@ -44,6 +44,10 @@ class LayerFreezer(pl.Callback):
     """
 
     def __init__(self, schedule: Union[list[str], dict[str, Any]]) -> None:
+        if not isinstance(schedule, dict | list | tuple):
+            raise ConfigError(
+                f"LayerFreezer.schedule={schedule!r}: must be a list of modules, or a dictionary of their steps."
+            )
         self.schedule = schedule
         steps = schedule if isinstance(schedule, dict) else dict.fromkeys(schedule, -1)
         self._steps = {name: _range_of(name, spec) for name, spec in steps.items()}

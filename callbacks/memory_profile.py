@@ -13,7 +13,7 @@ from nemo2.base.counts import count_problems
 from nemo2.base.errors import ConfigError
 from nemo2.callbacks.steps import chosen_ranks
 from nemo2.config.capture import configurable
-from nemo2.training.run_dir.directory import directory_of
+from nemo2.training.run_dir.directory import create_directory, directory_of
 
 logger = logging.getLogger(__name__)
 FOLDER = "memory"
@@ -29,13 +29,13 @@ class MemoryProfileCallback(pl.Callback):
     continues.
 
     Args:
-        dir: The folder of the files. None: ``memory`` in the run directory, or in the working directory without one.
+        dir: The folder of the files. None or "": ``memory`` in the run directory, or in the working directory without one.
         warn_cycles: Warn about reference cycles that hold GPU tensors until Python's garbage collector runs.
         ranks: The global ranks that record. Empty: all.
         max_entries: The number of allocations and frees to keep, newest first. Each takes about 1 kB of host memory.
 
     Raises:
-        ConfigError: a rank or a number that can't work.
+        ConfigError: a rank or a number that can't work. At the start of the run: the folder isn't writable.
     """
 
     def __init__(
@@ -63,6 +63,8 @@ class MemoryProfileCallback(pl.Callback):
                 "MemoryProfileCallback records the memory of GPUs, but this machine has no GPU. It records nothing."
             )
             return
+        # A failure at the end of training would come before the last checkpoint.
+        create_directory(self._folder(trainer), field="MemoryProfileCallback.dir")
         if self.warn_cycles:
             from torch.utils.viz._cycles import warn_tensor_cycles
 
@@ -83,9 +85,10 @@ class MemoryProfileCallback(pl.Callback):
         if not self._recording:
             return
         self._recording = False
-        folder = Path(self.dir).expanduser() if self.dir is not None else directory_of(trainer) / FOLDER
-        folder.mkdir(parents=True, exist_ok=True)
-        path = folder / f"rank-{trainer.global_rank}.pickle"
+        path = self._folder(trainer) / f"rank-{trainer.global_rank}.pickle"
         torch.cuda.memory._dump_snapshot(str(path))
         torch.cuda.memory._record_memory_history(enabled=None)
         logger.info("memory snapshot: %s (open it at https://pytorch.org/memory_viz)", path)
+
+    def _folder(self, trainer: Any) -> Path:
+        return Path(self.dir).expanduser() if self.dir else directory_of(trainer) / FOLDER

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Limits the capacity of experts."""
 
+from typing import Any
+
 import lightning.pytorch as pl
 
 from nemo2.base.errors import ConfigError
@@ -37,8 +39,8 @@ class MegatronTokenDropCallback(pl.Callback):
         self.moe_expert_capacity_factor = moe_expert_capacity_factor
         self.moe_pad_expert_input_to_capacity = moe_pad_expert_input_to_capacity
 
-    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        config = getattr(pl_module, "config", None)
+    def check_model(self, config: Any) -> None:
+        """Raise the errors of `setup` about the model's configuration."""
         if config is None or not getattr(config, "num_moe_experts", None):
             raise ConfigError("MegatronTokenDropCallback: the model has no experts. Remove the callback.")
         for field, known in (
@@ -50,6 +52,10 @@ class MegatronTokenDropCallback(pl.Callback):
                     f"model.config.{field}={value!r}: MegatronTokenDropCallback requires one of {', '.join(known)}. "
                     "Set one of these, or remove the callback."
                 )
+
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        config = getattr(pl_module, "config", None)
+        self.check_model(config)
         factor = self.moe_expert_capacity_factor
         wanted = {
             "moe_expert_capacity_factor": factor if factor >= 0 else None,

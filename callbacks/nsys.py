@@ -49,6 +49,7 @@ class NsysCallback(pl.Callback):
         self.gen_shape = gen_shape
         self.nvtx_ranges = nvtx_ranges
         self._ranges: Any = None
+        self._recorded = False
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         if trainer.global_rank in self.ranks and not _has_gpu():
@@ -71,6 +72,7 @@ class NsysCallback(pl.Callback):
             torch.cuda.cudart().cudaProfilerStart()  # pyright: ignore[reportAttributeAccessIssue, reportOptionalMemberAccess]
             self._ranges = torch.autograd.profiler.emit_nvtx(record_shapes=self.gen_shape)
             self._ranges.__enter__()
+            self._recorded = True
         if self._ranges is not None:
             torch.cuda.nvtx.range_push(f"step {trainer.global_step}")
 
@@ -85,6 +87,14 @@ class NsysCallback(pl.Callback):
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._stop()
+        if trainer.global_rank in self.ranks and _has_gpu() and not self._recorded:
+            logger.warning(
+                "NsysCallback recorded nothing: no step of this run was between start_step=%d and end_step=%d. It ended after "
+                "step %d.",
+                self.start_step,
+                self.end_step,
+                trainer.global_step,
+            )
 
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
         self._stop()

@@ -48,7 +48,7 @@ class ParameterDebugger(pl.Callback):
         log_on_hooks: The names of one or several hooks of Lightning's callbacks.
 
     Raises:
-        ConfigError: an unknown hook, or a hook that runs before the model exists.
+        ConfigError: an unknown hook, a hook that runs before the model exists, or a function that can't be called.
     """
 
     def __init__(
@@ -57,6 +57,9 @@ class ParameterDebugger(pl.Callback):
         grad_fn: Optional[Callable[[Tensor], Optional[dict[str, str]]]] = collect_precision,
         log_on_hooks: Union[list[str], str] = "on_train_start",
     ) -> None:
+        for name, function in (("param_fn", param_fn), ("grad_fn", grad_fn)):
+            if function is not None and not callable(function):
+                raise ConfigError(f"ParameterDebugger.{name}={function!r}: must be a function of a tensor, or None.")
         self.param_fn = param_fn
         self.grad_fn = grad_fn
         self.log_on_hooks = log_on_hooks

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Profiles a few steps with torch's profiler and writes one trace file per rank."""
 
+import inspect
+import logging
 import os
 from pathlib import Path
 from typing import Any, Optional, Union
@@ -10,11 +12,13 @@ import torch
 
 from nemo2.base.counts import count_problems
 from nemo2.base.errors import ConfigError
+from nemo2.base.names import did_you_mean
 from nemo2.callbacks.steps import step_range_problems
 from nemo2.config.capture import configurable
 from nemo2.report.trace.report import TRACES
-from nemo2.training.run_dir.directory import directory_of
+from nemo2.training.run_dir.directory import create_directory, directory_of
 
+_log = logging.getLogger(__name__)
 _OWNER = "PytorchProfilerCallback"
 
 
@@ -31,12 +35,13 @@ class PytorchProfilerCallback(pl.Callback):
         end_step: The step before which profiling ends at the latest.
         warmup_steps: Steps in which the profiler runs without keeping its records, to exclude its own startup.
         active_steps: The number of steps in the trace.
-        trace_dir: The folder of the files. None: ``traces`` in the run directory, or in the working directory without
+        trace_dir: The folder of the files. None or "": ``traces`` in the run directory, or in the working directory without
             one.
         profiler_kwargs: Further arguments of ``torch.profiler.profile``, such as ``{"with_stack": True}``.
 
     Raises:
-        ConfigError: steps that can't work.
+        ConfigError: steps that can't work, or an argument that torch's profiler doesn't have. At the start of training: the
+            folder isn't writable.
     """
 
     def __init__(
@@ -58,6 +63,7 @@ class PytorchProfilerCallback(pl.Callback):
                 f"{_OWNER}.end_step={end_step} leaves no step to record after start_step={start_step} and "
                 f"warmup_steps={warmup_steps}. Set end_step to {start_step + warmup_steps + 1} or more."
             )
+        problems += _profiler_problems(profiler_kwargs or {})
         if problems:
             raise ConfigError("\n".join(problems))
         self.start_step = start_step
@@ -70,6 +76,11 @@ class PytorchProfilerCallback(pl.Callback):
         self._recorder: Any = None
         self._kept = 0
         self._first = start_step + warmup_steps
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        create_directory(
+            self._folder(trainer), field=f"{_OWNER}.trace_dir"
+        )  # a failure must not end the run at its first trace
 
     def on_train_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
@@ -97,6 +108,14 @@ class PytorchProfilerCallback(pl.Callback):
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         if self._profiler is not None:
             self._finish(trainer)
+        elif self._kept == 0 and trainer.is_global_zero:
+            _log.warning(
+                "%s recorded nothing: no step of this run was between start_step=%d and end_step=%d. It ended after step %d.",
+                _OWNER,
+                self.start_step,
+                self.end_step,
+                trainer.global_step,
+            )
 
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
         if self._recorder is not None:
@@ -135,11 +154,26 @@ class PytorchProfilerCallback(pl.Callback):
             self._recorder.__exit__(None, None, None)
             messages, self._recorder = self._recorder.communications, None
         profiler.stop()
-        folder = Path(self.trace_dir).expanduser() if self.trace_dir is not None else directory_of(trainer) / TRACES
-        folder.mkdir(parents=True, exist_ok=True)
-        path = folder / f"rank-{trainer.global_rank}.json"
+        path = self._folder(trainer) / f"rank-{trainer.global_rank}.json"
         profiler.export_chrome_trace(str(path))
         if messages:
             from nemo2.report.trace.chrome import add_communication
 
             add_communication(path, messages)
+
+    def _folder(self, trainer: pl.Trainer) -> Path:
+        return Path(self.trace_dir).expanduser() if self.trace_dir else directory_of(trainer) / TRACES
+
+
+def _profiler_problems(options: dict[str, Any]) -> list[str]:
+    """A sentence for each argument that ``torch.profiler.profile`` doesn't have, and for each switch that is no boolean."""
+    parameters = inspect.signature(torch.profiler.profile).parameters
+    problems = []
+    for name, value in options.items():
+        if name not in parameters:
+            problems.append(
+                f"{_OWNER}.profiler_kwargs: torch's profiler has no argument {name!r}{did_you_mean(name, parameters)}"
+            )
+        elif isinstance(parameters[name].default, bool) and not isinstance(value, bool):
+            problems.append(f"{_OWNER}.profiler_kwargs[{name!r}]={value!r}: must be True or False.")
+    return problems

@@ -8,6 +8,7 @@ import lightning.pytorch as pl
 import torch
 
 from nemo2.base.backend.extras import has, why_missing
+from nemo2.base.counts import count_problems
 from nemo2.base.errors import ConfigError
 from nemo2.config.capture import configurable
 
@@ -57,9 +58,13 @@ class StragglerDetectionCallback(pl.Callback):
         ]
         problems += [
             f"StragglerDetectionCallback.{name}={self.settings[name]} must be positive."
-            for name in ("report_time_interval", "profiling_interval")
+            for name in ("report_time_interval",)
             if self.settings[name] <= 0
         ]
+        problems += count_problems(
+            "StragglerDetectionCallback", least=0, num_gpu_perf_scores_to_print=num_gpu_perf_scores_to_print
+        )
+        problems += count_problems("StragglerDetectionCallback", profiling_interval=profiling_interval)
         if not calc_relative_gpu_perf and not calc_individual_gpu_perf:
             problems.append(
                 "StragglerDetectionCallback compares nothing. Leave calc_relative_gpu_perf or "

@@ -63,6 +63,11 @@ EXAMPLES: tuple[Example, ...] = (
         here=True,
     ),
     example("run-name-is-a-folder", "log.name='a run'", "log.name=a_run"),
+    example(
+        "resume-directory-is-searched",
+        "resume.resume_from_directory=/runs/base resume.resume_if_exists=False",
+        "resume.resume_from_directory=/runs/base resume.resume_if_exists=True",
+    ),
     # Sizes
     example("sizes-are-counts", f"{TP}=0", f"{TP}=1"),
     example("nodes-and-devices-are-counts", "trainer.num_nodes=0", "trainer.num_nodes=1"),
@@ -369,6 +374,11 @@ EXAMPLES: tuple[Example, ...] = (
         corpus=({**CORPUS, "num_train_samples": 100}, {**CORPUS, "num_train_samples": 4800}),
     ),
     example("samples-for-a-step", "data.num_train_samples=100", "data.num_train_samples=512"),
+    example(
+        "samples-for-a-step",
+        "data.num_val_samples=1024 trainer.limit_val_batches=0.2",
+        "data.num_val_samples=1024 trainer.limit_val_batches=0.5",
+    ),
     # Fine-tuning data
     example("packs-one-by-one", packed(micro_batch_size=2), packed()),
     example("packs-are-as-long-as-sequences", packed(size=8192), packed()),
@@ -620,6 +630,7 @@ EXAMPLES: tuple[Example, ...] = (
     example("distributed-optimizer-is-adams", "optim.config.optimizer=sgd", "optim.config.optimizer=adam"),
     example("steps-are-megatron-cores", "trainer.gradient_clip_val=1.0", "optim.config.clip_grad=1.0"),
     example("steps-are-megatron-cores", "trainer.accumulate_grad_batches=4", "data.global_batch_size=2048"),
+    example("steps-are-megatron-cores", "trainer.gradient_clip_algorithm=value", "optim.config.clip_grad=0.5"),
     example(
         "offloaded-optimizer-decouples-decay",
         f"{OFFLOADED} {AWARE} optim.config.decoupled_weight_decay=False",
@@ -643,6 +654,7 @@ EXAMPLES: tuple[Example, ...] = (
     # Steps, validation, checkpoints
     example("steps-are-counts", "trainer.max_steps=-10", "trainer.max_steps=10"),
     example("steps-are-counts", "trainer.log_every_n_steps=-1", "trainer.log_every_n_steps=1"),
+    example("steps-are-counts", "", "trainer.max_epochs=1", assigned=({"trainer.max_epochs": 1.5}, {})),
     example("training-has-steps", "trainer.limit_train_batches=0", "trainer.limit_train_batches=1"),
     example("training-has-steps", "trainer.max_time=00:00:00:00", "trainer.max_time=00:00:00:01"),
     example(
@@ -657,18 +669,26 @@ EXAMPLES: tuple[Example, ...] = (
         recipe="llama_tiny",
     ),
     example("validation-interval-is-a-count", "trainer.val_check_interval=0", "trainer.val_check_interval=1"),
+    example("validation-interval-is-a-count", "trainer.val_check_interval=500.0", "trainer.val_check_interval=500"),
     example("validation-interval-is-a-count", "trainer.check_val_every_n_epoch=0", "trainer.check_val_every_n_epoch=1"),
     example(
         "intervals-within-an-epoch-fit-it",
         "trainer.check_val_every_n_epoch=1 trainer.limit_train_batches=100",
         "trainer.limit_train_batches=100",
     ),
+    example(
+        "overfitting-has-one-number-of-batches",
+        "trainer.overfit_batches=2.0 trainer.limit_train_batches=2",
+        "trainer.overfit_batches=2",
+    ),
+    example("checkpoints-have-one-switch", "trainer.enable_checkpointing=False", "log.ckpt=None"),
     # Settings
     example("secrets-stay-in-the-environment", assigned=({"log.extra_loggers": [{"api_key": "0123456789"}]}, {})),
     example("paths-are-written-out", "'log.log_dir=$HOME/runs'", "log.log_dir=/home/me/runs"),
     example("strategy-has-what-it-is-asked", "strategy.moe_extended_tp=True", "strategy.moe_extended_tp=False"),
     example("strategy-has-what-it-is-asked", "strategy.init_model_parallel=False", "strategy.init_model_parallel=True"),
     example("strategy-has-what-it-is-asked", "strategy.setup_optimizers=False", "strategy.setup_optimizers=True"),
+    example("strategy-has-what-it-is-asked", "trainer.strategy=ddp", "trainer.strategy=MegatronStrategy"),
     example("precision-is-known", "trainer.plugins.precision=bf61-mixed", "trainer.plugins.precision=bf16-mixed"),
     example(
         "precision-is-known",
@@ -686,6 +706,18 @@ EXAMPLES: tuple[Example, ...] = (
         "callbacks-have-their-arguments",
         "trainer.callbacks=GarbageCollectionCallback",
         "trainer.callbacks=GarbageCollectionCallback(gc_interval_train=10,gc_interval_val=10)",
+    ),
+    example(
+        "callbacks-have-their-arguments",
+        "trainer.callbacks=MegatronTokenDropCallback",
+        "trainer.callbacks=TimingCallback",
+    ),
+    example(
+        "callbacks-have-their-arguments",
+        "'trainer.callbacks=EvaluationCallback(texts=[missing.txt])'",
+        "trainer.callbacks=[]",
+        recipe="llama_tiny",
+        here=True,
     ),
     example(
         "callbacks-have-their-arguments",

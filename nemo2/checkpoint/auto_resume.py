@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Chooses the checkpoint of a run: its newest finished checkpoint, a named checkpoint, or weights to start from."""
 
+import logging
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Optional
@@ -16,6 +17,8 @@ from nemo2.checkpoint.leftovers import publish_written
 from nemo2.checkpoint.lineage import belongs, own, run_of
 from nemo2.checkpoint.paths import HUGGING_FACE, checkpoint_at, checkpoint_folders
 from nemo2.config.capture import configurable
+
+_log = logging.getLogger(__name__)
 
 
 @configurable
@@ -180,7 +183,12 @@ class AutoResume:
                 if search.begun
                 else "No checkpoint"
             )
-            rank_zero_info(f"{why} to resume from in {looked}; starting from {beginning}.")
+            message = f"{why} to resume from in {looked}; starting from {beginning}."
+            if self.resume_from_directory:  # rather a wrong name than a new run
+                if trainer.is_global_zero:
+                    _log.warning("%s", message)
+            else:
+                rank_zero_info(message)
             return None
         assert search.manifest is not None
         limit, weights_only = trainer.max_steps, search.manifest.weights_only
@@ -191,9 +199,8 @@ class AutoResume:
             io.fall_back = True
         if training and weights_only and search.whole is not None:
             rank_zero_info(
-                f"{search.newest} holds weights only, because it is the last checkpoint of a run without "
-                f"log.ckpt.save_optim_on_train_end=True. Resuming from {search.whole} (step {search.whole_step}) and "
-                "repeating the steps since then."
+                f"{search.newest} holds weights only. Resuming from {search.whole} (step {search.whole_step}) and repeating "
+                "the steps since then."
             )
             return search.whole
         if training:
@@ -274,9 +281,10 @@ def _continues(own: Search, start: Optional[Path]) -> bool:
     return own.manifest.lineage == [*begun.lineage, begun.run] and own.manifest.step > begun.step
 
 
-def newest_to_resume(directory: Path) -> Optional[Path]:
-    """The checkpoint in ``directory`` that training would resume from. None: there is none."""
-    return _newest([directory], any_run=False).whole
+def newest_to_resume(*directories: Path, any_run: bool = False) -> Optional[Path]:
+    """The checkpoint in these directories that training would resume from. None: there is none. ``any_run``: also one of another
+    run than a directory's own."""
+    return _newest([*directories], any_run=any_run).whole
 
 
 def _refuse_finished(search: Search, max_steps: int) -> None:
@@ -313,8 +321,8 @@ def refuse_weights_only(path: Path) -> None:
     manifest = read_manifest(path)
     if manifest is not None and manifest.weights_only:
         raise CheckpointError(
-            f"{path} holds weights only: it was saved at the end of training without the optimizer, so it cannot be "
-            f"resumed. {_from_weights(path)}"
+            f"{path} holds weights only: it was saved at the end of training, or with log.ckpt.save_weights_only=True, so it "
+            f"cannot be resumed. {_from_weights(path)}"
         )
 
 
@@ -323,7 +331,8 @@ def _from_weights(path: Optional[Path]) -> str:
     return (
         f"For a second run, {new_name()}. To train on from its weights, also set "
         f"{advice(f'--from {source}', f'resume.restore_config.path={source}')}. With "
-        "log.ckpt.save_optim_on_train_end=True, a run can be continued after its end."
+        "log.ckpt.save_optim_on_train_end=True, a run can be continued after its end, and without "
+        "log.ckpt.save_weights_only before it."
     )
 
 

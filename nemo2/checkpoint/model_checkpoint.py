@@ -16,6 +16,7 @@ from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.utilities.rank_zero import rank_zero_info  # pyright: ignore[reportPrivateImportUsage]
 
 from nemo2.base import ranks
+from nemo2.base.counts import is_count
 from nemo2.base.errors import CheckpointError, ConfigError
 from nemo2.base.names import check_choice, did_you_mean
 from nemo2.checkpoint.directory import LAST_SUFFIX, Manifest, commit, finished, remove, saving_to, without_last
@@ -29,6 +30,10 @@ _log = logging.getLogger(__name__)
 _FIELD = re.compile(r"\{([^{}:!]+)(?::([^{}]*))?\}")
 _UNIQUE = ("step", "consumed_samples")
 """Fields of ``filename`` that differ between any two checkpoints of a run."""
+_STEPS = (10_000_001, 10_000_002)
+"""Steps whose names must differ. A format such as ``.1e`` gives both the same one."""
+_LONGEST_NAME = 200
+"""Bytes of a checkpoint's name. File systems take 255, of which the names of unfinished saves need some."""
 
 
 @configurable
@@ -46,6 +51,8 @@ class ModelCheckpoint(Checkpoint):
 
     After each save the callback keeps the ``save_top_k`` best checkpoints by ``monitor``, the newest, and the one that the run
     last went back to (``resume.resume_from_path``). Checkpoints without a validation, or whose metric isn't finite, rank last.
+    Until the run has reached ``max_steps``, it also keeps the newest one that can be resumed, such as the save of a signal in a
+    run with ``save_weights_only``.
 
     Raises:
         ConfigError: a value out of its range.
@@ -61,7 +68,8 @@ class ModelCheckpoint(Checkpoint):
     save_top_k: int = 3
     """The number of best checkpoints to keep. -1: all. 0: only the newest."""
     save_weights_only: bool = False
-    """Leave out the states of the optimizer, the schedule and the loop. Such a checkpoint can't be resumed."""
+    """Leave out the states of the optimizer, the schedule and the loop. Such a checkpoint can't be resumed. A save on a signal
+    has them all the same."""
     mode: Literal["min", "max"] = "min"
     """Whether the lowest or the highest metric is the best."""
     every_n_epochs: Optional[int] = None
@@ -99,29 +107,33 @@ class ModelCheckpoint(Checkpoint):
             enable_version_counter=(self.enable_version_counter, False),
         )
         check_choice("log.ckpt.mode", self.mode, Literal["min", "max"])
-        if self.save_top_k < -1:
+        if not is_count(self.save_top_k, least=-1):
             raise ConfigError(
                 f"log.ckpt.save_top_k={self.save_top_k}: must be -1 (keep all), 0 (keep only the newest) or more."
             )
         for name in ("every_n_train_steps", "every_n_epochs"):
             value = getattr(self, name)
-            if value is not None and value < 0:
-                raise ConfigError(f"log.ckpt.{name}={value}: must be at least 1, or unset.")
+            if value is not None and not is_count(value, least=0):
+                raise ConfigError(f"log.ckpt.{name}={value}: must be a whole number of at least 1, or unset.")
         interval = self.train_time_interval
-        if interval is not None and interval <= timedelta(0):
-            raise ConfigError(f"log.ckpt.train_time_interval={interval}: must be longer than 0 seconds.")
+        if interval is not None and not (isinstance(interval, timedelta) and interval > timedelta(0)):
+            raise ConfigError(
+                f"log.ckpt.train_time_interval={interval}: must be a timedelta of more than 0 seconds, such as "
+                "timedelta(minutes=15), or unset."
+            )
         self.every_n_train_steps = self.every_n_train_steps or None
         self.dirpath = str(Path(self.dirpath).expanduser()) if self.dirpath else None
         self.filename = self.filename or "{model_name}--{val_loss:.2f}-{step}-{consumed_samples}"
-        self._check_filename(self.filename)
         self.model_name: Optional[str] = None
         """The value of ``{model_name}``: the run's name, which the logger sets. None: the module's class name."""
+        self._check_filename(self.filename)
         self.best_model_path = ""
         self.best_model_score: Optional[float] = None
         self.last_model_path = ""
         self._last_saved_step = -1
         self._last_saved_at = 0.0
         self._last_has_context = True
+        self._last_is_weights_only = False
         self._lock: Optional[DirectoryLock] = None
         self._run: Optional[Run] = None
         """The run that these checkpoints belong to. Set on rank 0 only."""
@@ -140,7 +152,7 @@ class ModelCheckpoint(Checkpoint):
     def _check_filename(self, template: str) -> None:
         """Refuse a name that can't be written, or that two checkpoints would share."""
         place = f"log.ckpt.filename={template!r}"
-        fields = {match.group(1) for match in _FIELD.finditer(template)}
+        fields = {match.group(1) for match in _FIELD.finditer(template)} - {"model_name"}
         if set("{}") & set(_FIELD.sub("", template)):
             raise ConfigError(
                 f"{place}: braces must enclose a name, or a name and its format, such as {{step}} or {{val_loss:.2f}}. "
@@ -148,19 +160,27 @@ class ModelCheckpoint(Checkpoint):
             )
         for match in _FIELD.finditer(template):
             name = match.group(1)
-            sample = "model" if name == "model_name" else 1 if name in (*_UNIQUE, "epoch") else 1.0
+            sample = "model" if name == "model_name" else _STEPS[0] if name in (*_UNIQUE, "epoch") else 1.0
             try:
                 format(sample, match.group(2) or "")
-            except ValueError as error:
+            except (OverflowError, ValueError) as error:
                 raise ConfigError(
                     f"{place}: {match.group(0)} can't be written ({error}). Correct its format, such as "
                     f"{{{name}}}{f' or {{{name}:.2f}}' if isinstance(sample, float) else ''}."
                 ) from error
         by_epoch = self.every_n_epochs and not self.every_n_train_steps and self.train_time_interval is None
-        if not fields & {*_UNIQUE, *(("epoch",) if by_epoch else ())}:
+        unique = {*_UNIQUE, *(("epoch",) if by_epoch else ())}
+        values: dict[str, Any] = {**dict.fromkeys(fields, 1.0), "epoch": 1}
+        names = [self.format_checkpoint_name(values | dict.fromkeys(unique, step)) for step in _STEPS]
+        if not fields & unique or names[0] == names[1]:
             raise ConfigError(
-                f"{place}: must contain {{step}} or {{consumed_samples}}, or each checkpoint replaces the one before it, the "
-                f"best one too. Set {template + '-{step}'!r}."
+                f"{place}: must contain {{step}} or {{consumed_samples}} with all digits, or each checkpoint replaces the one "
+                f"before it, the best one too. Set {template + '-{step}'!r}."
+            )
+        if template.startswith(".") or not names[0].isprintable() or len(names[0].encode()) > _LONGEST_NAME:
+            raise ConfigError(
+                f"{place}: must give a name of at most {_LONGEST_NAME} bytes, without control characters and without a dot at "
+                "its beginning: no resume looks at hidden folders. Shorten it, or remove these characters."
             )
 
     # ------------------------------------------------------------------------------------------------------ when
@@ -202,6 +222,7 @@ class ModelCheckpoint(Checkpoint):
         self._last_saved_at = time.monotonic()
         self._last_saved_step = trainer.global_step
         self._last_has_context = True
+        self._last_is_weights_only = False
         self._latest = dict(trainer.callback_metrics)
         # Only now does Lightning report the checkpoint that it resumed from.
         self._on_rank_zero(lambda: self._begin(trainer))
@@ -255,7 +276,7 @@ class ModelCheckpoint(Checkpoint):
         if trainer.state.status == "interrupted" or _fast_dev_run(trainer):
             return
         # A run that ends in another way than by max_steps may be meant to go on, so it keeps its optimizer.
-        weights_only = self.save_weights_only or (_at_max_steps(trainer) and not self.save_optim_on_train_end)
+        weights_only = not self.save_optim_on_train_end and (self.save_weights_only or _at_max_steps(trainer))
         if self.save_context_on_train_end and not self._last_has_context:
             # The existing save of this step didn't know that training would end here, so this save replaces it.
             self._last_saved_step = -1
@@ -281,16 +302,18 @@ class ModelCheckpoint(Checkpoint):
     # ------------------------------------------------------------------------------------------------------ saving
 
     def save(self, trainer: pl.Trainer, *, weights_only: Optional[bool] = None, last: bool = False) -> None:
-        """Save now, unless this step is already saved. Every rank must call it.
+        """Save now, unless this step is already saved with all that is to be saved. Every rank must call it.
 
         Args:
             weights_only: Save weights only. None: as ``save_weights_only`` says.
             last: Training ends with this save. False: `ends_now` decides.
         """
-        if _fast_dev_run(trainer) or trainer.global_step == self._last_saved_step or trainer.global_step == 0:
+        weights_only = self.save_weights_only if weights_only is None else weights_only
+        saved = trainer.global_step == self._last_saved_step and (weights_only or not self._last_is_weights_only)
+        if _fast_dev_run(trainer) or saved or trainer.global_step == 0:
             return
         assert self.dirpath is not None
-        self._last_saved_step = trainer.global_step
+        self._last_saved_step, self._last_is_weights_only = trainer.global_step, weights_only
         self._last_saved_at = time.monotonic()
         last = last or ends_now(trainer)
         self._last_has_context = self.always_save_context or (last and self.save_context_on_train_end)
@@ -301,7 +324,7 @@ class ModelCheckpoint(Checkpoint):
             target = target.with_name(target.name + LAST_SUFFIX)
         trainer.save_checkpoint(
             target,
-            weights_only=self.save_weights_only if weights_only is None else weights_only,
+            weights_only=weights_only,
             storage_options={
                 "published": lambda path: self._published(trainer, path),
                 "metrics": {name: value for name, value in values.items() if isinstance(value, float)},
@@ -340,12 +363,12 @@ class ModelCheckpoint(Checkpoint):
             rank_zero_info(f"Saved {path}.")
         if trainer.is_global_zero:
             try:
-                self._retain(path)
+                self._retain(path, max_steps=trainer.max_steps)
             except OSError as error:  # the new checkpoint is complete, so this must not
                 _log.warning("Old checkpoints could not be tidied up: %s.", error)  # end the run or hold up other ranks
         trainer.strategy.barrier()
 
-    def _retain(self, newest: Path) -> None:
+    def _retain(self, newest: Path, *, max_steps: int) -> None:
         for path, manifest in own(finished(newest.parent), self._run):
             plain = without_last(path)
             if path != newest and path != plain:
@@ -354,6 +377,8 @@ class ModelCheckpoint(Checkpoint):
         checkpoints = own(finished(newest.parent), self._run)
         ranked = self._ranked(checkpoints)
         keep = {path for path, _ in (ranked if self.save_top_k == -1 else ranked[: self.save_top_k])} | {newest}
+        if not any(0 < max_steps <= manifest.step for _, manifest in checkpoints[-1:]):  # else the run is complete
+            keep |= {path for path, _ in [one for one in checkpoints if not one[1].weights_only][-1:]}
         # The same command names it again.
         keep |= {
             path
@@ -409,7 +434,7 @@ class ModelCheckpoint(Checkpoint):
             if isinstance(value, float) and value.is_integer() and match.group(2) is None:
                 value = int(value)
             text = text.replace(pattern, label + format(value, match.group(2) or ""))
-        return text.strip("-").replace("/", "_")
+        return text.replace("/", "_").strip("-").lstrip(".-")  # no resume looks at hidden folders
 
     def state_dict(self) -> dict[str, Any]:
         return {"best_model_path": self.best_model_path, "best_model_score": self.best_model_score}

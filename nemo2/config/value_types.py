@@ -39,19 +39,28 @@ def misfits(target: Callable[..., Any], arguments: Mapping[Any, Any]) -> Iterato
     hints = type_hints(target)
     for name, value in arguments.items():
         hint = hints.get(name, Any)
-        items = isinstance(value, list | tuple) and bool(part_classes(hint)) and _takes_a_list(hint)
+        classes = part_classes(hint)
+        items = isinstance(value, list | tuple) and bool(classes) and _takes_a_list(hint)
         for number, one in enumerate(value if items else [value]):
-            if (wanted := _wanted(hint, one)) is not None:
+            nothing = items and (one is None or isinstance(one, list | tuple))
+            if (
+                wanted := _listed(a(cls.__qualname__) for cls in classes) if nothing else _wanted(hint, one)
+            ) is not None:
                 yield f"{name}[{number}]" if items else str(name), one, wanted
 
 
 def _wanted(hint: Any, value: Any) -> Optional[str]:
     """What the annotation takes, if ``value`` is certainly nothing of it. None: it may be."""
     choices = _choices(hint)
-    if choices and all(choice in _NUMBERS for choice in choices):
-        wrong = isinstance(value, str | bytes | list | tuple | dict | set)
-        taken = [choice for choice in choices if choice is not int or float not in choices]
-        return _listed(_NUMBERS[choice] for choice in taken) if wrong else None
+    literals = [choice for choice in choices if typing.get_origin(choice) is typing.Literal]
+    texts = [text for choice in literals for text in typing.get_args(choice)]
+    numbers = [choice for choice in choices if choice not in literals]
+    if numbers and all(choice in _NUMBERS for choice in numbers):
+        wrong = isinstance(value, str | bytes | list | tuple | dict | set) and value not in texts
+        taken = [choice for choice in numbers if choice is not int or float not in numbers]
+        return _listed([*(_NUMBERS[choice] for choice in taken), *map(repr, texts)]) if wrong else None
+    if choices == [str]:
+        return "text" if isinstance(value, int | float | list | tuple) else None
     classes = part_classes(hint)
     if not classes and choices and all((typing.get_origin(choice) or choice) in _LISTS for choice in choices):
         return "a list" if isinstance(value, str | int | float) else None

@@ -408,11 +408,7 @@ class GPTModel(FNMixin, pl.LightningModule):
             ConfigError: the strategy has not created Megatron-Core's process groups.
         """
         if not parallel_state.model_parallel_is_initialized():
-            raise ConfigError(
-                f"{type(self).__name__} consists of Megatron-Core layers, which need Megatron-Core's process groups, and "
-                f"{_strategy_of(self)} doesn't create them. Use strategy=MegatronStrategy(), which replicates the model like DDP "
-                "if no parallel size is set, or FSDP2Strategy() or FSDPStrategy() for torch's sharding."
-            )
+            raise ConfigError(without_groups(type(self).__name__, _strategy_of(self)))
         if not hasattr(self, "module"):
             self.module = self.build_chunk(None)
 
@@ -524,6 +520,15 @@ class GPTModel(FNMixin, pl.LightningModule):
     def test_loss_reduction(self) -> Any:
         """The loss reduction of testing: that of validation."""
         return self.validation_loss_reduction
+
+
+def without_groups(model: str, strategy: str) -> str:
+    """The error that ``strategy`` has no process groups for a ``model`` of Megatron-Core's layers."""
+    return (
+        f"{model} consists of Megatron-Core layers, which need Megatron-Core's process groups, and {strategy} doesn't create "
+        "them. Use strategy=MegatronStrategy(), which replicates the model like DDP if no parallel size is set, or "
+        "FSDP2Strategy() or FSDPStrategy() for torch's sharding."
+    )
 
 
 def _strategy_of(model: pl.LightningModule) -> str:

@@ -65,7 +65,8 @@ class Trainer(pl.Trainer):
         limit_test_batches: Batches per test, or as a float their fraction. None: all batches.
         limit_predict_batches: Batches per prediction, or as a float their fraction. None: all batches.
         overfit_batches: Train on the same batches in each epoch, in the same order: the first ones of the dataset, this
-            many, or as a float their fraction. Validation takes as many of its own data. 0: all batches.
+            many, or as a float their fraction. Validation takes as many of its own data, unless ``limit_val_batches`` is 0.
+            0: all batches.
         val_check_interval: An integer: optimizer steps between validations, over the whole run rather than within an
             epoch. It may exceed an epoch. A float: the fraction of an epoch. A text, ``timedelta`` or dictionary: the
             time, as in ``max_time``. None: 1.0.
@@ -150,6 +151,10 @@ class Trainer(pl.Trainer):
     ) -> None:
         arguments = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
         refuse_text(Trainer, arguments, of="trainer.")
+        num_nodes = arguments["num_nodes"] = 1 if num_nodes is None else num_nodes
+        # torch's switches take neither 0 and 1 nor None.
+        arguments["detect_anomaly"] = bool(detect_anomaly)
+        arguments["benchmark"] = None if benchmark is None else bool(benchmark)
         if _no_gpu() and accelerator == "auto":
             # Lightning accepts only an integer number of CPU processes, and a recipe may count GPUs in other ways.
             devices = arguments["devices"] = devices_of(devices, Machine.here())
@@ -181,6 +186,8 @@ class Trainer(pl.Trainer):
         # Evaluated first, because Lightning appends its own to the list that it receives.
         has_timer = any(isinstance(item, Timer) for item in _listed(callbacks))
         super().__init__(**arguments)
+        if overfit_batches and limit_val_batches == 0:
+            self.limit_val_batches = 0  # Lightning would validate on as many batches
         if 0 < max_steps < self.log_every_n_steps:  # pyright: ignore[reportAttributeAccessIssue]
             self.log_every_n_steps = max_steps  # otherwise a shorter run would log no loss
         _disable_auto_requeue(self, plugins=plugins)

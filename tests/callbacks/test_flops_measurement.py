@@ -53,7 +53,6 @@ def test_shape_and_batch_can_be_given_as_in_nemo(monkeypatch):
     [
         (FLOPsMeasurementCallback(), {"config": None}, "OneWeight has none"),
         (FLOPsMeasurementCallback(), {"sampler": None}, "no data_sampler"),
-        (FLOPsMeasurementCallback(SHAPE, SimpleNamespace(global_batch_size=8)), {}, "has no seq_length"),
     ],
 )
 def test_a_shape_that_cannot_be_read_stops_the_run_before_its_first_step(monkeypatch, callback, options, words):

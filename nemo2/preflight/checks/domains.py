@@ -330,6 +330,10 @@ TRAINER: Mapping[str, Domain] = {
         but=(0,),
         unless="set -1 to limit the run by max_epochs or max_time",
     ),
+    "max_epochs": Domain("[-1, inf)", "-1 means no limit on epochs", "whole"),
+    "min_steps": _natural("a number of steps"),
+    "min_epochs": _natural("a number of epochs"),
+    "num_sanity_val_steps": Domain("[-1, inf)", "a number of batches; -1 means all", "whole"),
     "log_every_n_steps": _natural("a number of steps; 0 logs nothing"),
 }
 

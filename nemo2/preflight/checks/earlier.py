@@ -8,7 +8,7 @@ from typing import Any, Optional
 from nemo2.base.errors import CheckpointError
 from nemo2.checkpoint.auto_resume import newest_to_resume, refuse_weights_only
 from nemo2.checkpoint.changes import unfit_changes, unfit_message, warn_if_trained_otherwise
-from nemo2.checkpoint.paths import checkpoint_at
+from nemo2.checkpoint.paths import checkpoint_at, checkpoint_folders
 from nemo2.config.walk import node_at
 from nemo2.preflight.checks.facts import Facts, trains
 from nemo2.preflight.checks.tokenizers import tokenizer_of
@@ -27,8 +27,10 @@ def checkpoints_to_resume(recipe: Any) -> Optional[Path]:
     resume, log, _ = parts
     if resume.resume_from_path or resume.resume_from_directory:
         return None
-    if not resume.resume_if_exists or getattr(log.ckpt, "dirpath", None):
+    if not resume.resume_if_exists:
         return None
+    if dirpath := getattr(log.ckpt, "dirpath", None):
+        return Path(dirpath).expanduser()
     directory = directory_to_continue(log, newest=True)
     return None if directory is None else directory / CHECKPOINTS
 
@@ -48,7 +50,11 @@ def lacks_a_checkpoint(recipe: Any) -> bool:
     resume = getattr(recipe, "resume", None)
     if resume is None or not resume.resume_if_exists or resume.resume_ignore_no_checkpoint:
         return False
-    if resume.resume_from_directory or node_at(recipe, "log.ckpt") is None:
+    if resume.resume_from_directory:
+        return (
+            newest_to_resume(*checkpoint_folders(Path(resume.resume_from_directory).expanduser()), any_run=True) is None
+        )
+    if node_at(recipe, "log.ckpt") is None:
         return False
     directory = checkpoints_to_resume(recipe)
     return directory is None or newest_to_resume(directory) is None

@@ -16,7 +16,7 @@ from nemo2.config.walk import class_of
 from nemo2.mcore.settle.parts import quietly, refusals_of
 from nemo2.preflight.checks.domains import TRAINER
 
-_PLAIN = (bool, int, float, str, dict, timedelta)
+_PLAIN = (bool, int, float, str, dict, timedelta, type(None))
 _ELSEWHERE = (
     *("accelerator", "devices", "num_nodes", "strategy", "plugins", "callbacks", "logger", "precision"),
     *("deterministic", "benchmark"),
@@ -38,8 +38,8 @@ def trainer_problems(trainer: Any, *, accelerators: tuple[str, ...]) -> Iterator
     from lightning.pytorch.accelerators import AcceleratorRegistry
 
     names = accelerators or ("auto", "gpu", *AcceleratorRegistry.available_accelerators())
-    name = getattr(trainer, "accelerator", None)
-    if isinstance(name, str) and name not in names:
+    name = getattr(trainer, "accelerator", "auto")
+    if name is None or (isinstance(name, str) and name not in names):
         yield (
             f"trainer.accelerator={name!r}: must be one of {', '.join(names)}. 'auto' takes GPUs where they exist, and CPU "
             "processes elsewhere."
@@ -72,13 +72,15 @@ def no_time(max_time: Any) -> bool:
     return left is not None and left <= 0
 
 
-def callback_problems(callbacks: Iterable[tuple[str, Any]], rule: str) -> Iterator[str]:
+def callback_problems(callbacks: Iterable[tuple[str, Any]], rule: str, *, here: bool, model: Any) -> Iterator[str]:
     """The errors of callbacks of nemo2 and Lightning about their arguments. Constructors of other classes are not called:
     they may do anything.
 
     Args:
         callbacks: Nodes and live objects, each with its path.
         rule: The rule of an error that names no other rule.
+        here: The run is on this machine, so callbacks with ``check_files`` look at their files.
+        model: The model's configuration, at which callbacks with ``check_model`` look. None: unknown.
     """
     for path, node in callbacks:
         cls = class_of(node)
@@ -88,7 +90,11 @@ def callback_problems(callbacks: Iterable[tuple[str, Any]], rule: str) -> Iterat
             continue  # settled with the rest
         try:
             with quietly():
-                fdl.build(node)
+                callback: Any = fdl.build(node)
+                if here and hasattr(callback, "check_files"):
+                    callback.check_files()
+                if model is not None and hasattr(callback, "check_model"):
+                    callback.check_model(model)
         except ImportError:  # the ranks may have a package that this machine lacks
             continue
         except Exception as error:

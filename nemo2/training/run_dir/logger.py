@@ -51,9 +51,6 @@ class NeMoLogger:
     - ``checkpoints/``
 
     See `nemo2.training.run_dir.directory.choose_directory` for the choice of the version.
-
-    Raises:
-        ConfigError: both ``log_local_rank_0_only`` and ``log_global_rank_0_only`` are set.
     """
 
     name: str = "default"
@@ -83,13 +80,6 @@ class NeMoLogger:
     """A Weights & Biases logger."""
     extra_loggers: Optional[list[Logger]] = None
     """Further Lightning loggers. None: no others."""
-
-    def __post_init__(self) -> None:
-        if self.log_local_rank_0_only and self.log_global_rank_0_only:
-            raise ConfigError(
-                "log.log_local_rank_0_only and log.log_global_rank_0_only are both True; set one of them, or neither "
-                "to have a log file for every rank."
-            )
 
     def setup(
         self,

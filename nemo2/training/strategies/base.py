@@ -898,10 +898,15 @@ def requests_of_lightning(trainer: Any) -> Iterator[str]:
         trainer: The trainer, or its node in a recipe.
     """
     clip, batches = getattr(trainer, "gradient_clip_val", None), getattr(trainer, "accumulate_grad_batches", 1)
-    if clip:
+    if clip is not None:
         yield (
             f"trainer.gradient_clip_val={clip}: Megatron-Core clips gradients in its optimizer step. Set "
             f"optim.config.clip_grad={clip}, and leave trainer.gradient_clip_val unset."
+        )
+    if getattr(trainer, "gradient_clip_algorithm", None) == "value":
+        yield (
+            "trainer.gradient_clip_algorithm='value': Megatron-Core clips gradients by their norm. Set optim.config.clip_grad to "
+            "the largest norm, and leave trainer.gradient_clip_algorithm unset."
         )
     if batches != 1:
         yield (

@@ -25,6 +25,7 @@ def trainer(directory: Path, max_steps: int = 100) -> Any:
         default_root_dir="/nowhere",
         max_steps=max_steps,
         world_size=1,
+        is_global_zero=True,
         ckpt_path=None,
         strategy=types.SimpleNamespace(restore_config=None),
     )
@@ -108,6 +109,14 @@ def test_another_directory_may_be_a_run_a_folder_of_checkpoints_or_one_checkpoin
     for place in (tmp_path / "run", newest.parent, newest.parent.parent, newest, "~/run"):
         found = AutoResume(resume_if_exists=True, resume_from_directory=str(place)).setup(trainer(tmp_path / "empty"))
         assert found == newest
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_a_named_directory_without_a_checkpoint_warns(tmp_path, caplog, named):
+    directory = {"resume_from_directory": str(tmp_path / "nowhere")} if named else {}
+    resume = AutoResume(resume_if_exists=True, resume_ignore_no_checkpoint=True, **directory)
+    assert resume.setup(trainer(tmp_path / "empty")) is None
+    assert ("No checkpoint to resume from" in caplog.text) == named
 
 
 def test_a_run_that_saves_nothing_never_goes_on_from_what_lies_in_the_working_directory(tmp_path, monkeypatch):

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from nemo2.base.errors import CheckpointError, ConfigError
+from nemo2.checkpoint.auto_resume import newest_to_resume
 from nemo2.checkpoint.directory import finished
 from nemo2.checkpoint.model_checkpoint import ModelCheckpoint
 from support import small_runs
@@ -118,6 +119,32 @@ def test_a_metric_that_is_not_finite_ranks_last_and_retention_goes_on(tmp_path, 
     assert callback.best_model_score == 3.0 and len(finished(tmp_path)) == 2
 
 
+def test_a_checkpoint_that_can_be_resumed_outlives_newer_ones_that_cannot_until_the_run_is_complete(tmp_path):
+    trainer: Any = FakeTrainer()
+    trainer.max_steps = 6
+    callback = keeping(tmp_path, save_weights_only=True, save_top_k=0)
+
+    def after_saving(step: int, **options: Any) -> list[str]:
+        callback.save(trainer.at(step), **options)
+        return [path.name for path, _ in finished(tmp_path)]
+
+    assert after_saving(1) == ["step=1-last"]
+    assert after_saving(2, weights_only=False) == ["step=2-last"], "as a signal saves"
+    assert after_saving(3) == ["step=2", "step=3-last"]
+    assert after_saving(4) == ["step=2", "step=4-last"] and newest_to_resume(tmp_path) == tmp_path / "step=2"
+    assert after_saving(5, weights_only=False) == ["step=5-last"]
+    assert after_saving(6) == ["step=6-last"], "nothing is left to train"
+
+
+def test_a_step_of_which_only_the_weights_are_saved_is_saved_again_for_a_signal(tmp_path):
+    callback = keeping(tmp_path, save_weights_only=True)
+    trainer: Any = FakeTrainer()
+    for weights_only in (None, False, None, False):
+        callback.save(trainer.at(4), weights_only=weights_only)
+    assert trainer.saved == [("step=4-last", True), ("step=4-last", False)]
+    assert [manifest.weights_only for _, manifest in finished(tmp_path)] == [False]
+
+
 def test_the_best_is_known_by_path_and_score(tmp_path):
     _, callback = after(tmp_path, LOSSES, save_top_k=2)
     assert Path(callback.best_model_path).name == "step=4"
@@ -188,9 +215,18 @@ def test_a_step_is_saved_once_and_never_before_the_first(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("step", "options", "weights_only"), [(4, {}, True), (4, {"save_optim_on_train_end": True}, False), (3, {}, False)]
+    ("step", "options", "weights_only"),
+    [
+        (4, {}, True),
+        (4, {"save_optim_on_train_end": True}, False),
+        (4, {"save_optim_on_train_end": True, "save_weights_only": True}, False),
+        (3, {}, False),
+        (3, {"save_weights_only": True}, True),
+    ],
 )
-def test_the_last_checkpoint_of_a_finished_run_holds_weights_only(tmp_path, step, options, weights_only):
+def test_the_last_checkpoint_of_a_finished_run_holds_weights_only_unless_its_optimizer_is_kept(
+    tmp_path, step, options, weights_only
+):
     trainer: Any = FakeTrainer()
     trainer.max_steps = 4
     keeping(tmp_path, **options).on_train_end(trainer.at(step), trainer.lightning_module)
@@ -228,6 +264,7 @@ def test_the_context_is_saved_always_or_with_the_last_checkpoint_of_training(
         ("{epoch:02d}-{step}", {"epoch": 3, "step": 20}, "epoch=03-step=20"),
         ("{model_name}-{accuracy:.1f}-{step}", {"accuracy": 0.25, "step": 1}, "llama-accuracy=0.2-step=1"),
         ("{a/b}{step}", {"step": 1}, "step=1"),
+        ("{val_loss}.{step}", {"step": 1}, "step=1"),
         ("{time/val:.2f}-{step}", {"time/val": 0.25, "step": 1}, "time_val=0.25-step=1"),
     ],
 )  # fmt: skip
@@ -242,11 +279,26 @@ def test_names_carry_what_they_are_asked_to(filename, values, name):
     [
         ({"mode": "mim"}, "log.ckpt.mode='mim'.*min"),
         ({"save_top_k": -2}, "log.ckpt.save_top_k=-2"),
+        ({"save_top_k": 1.0}, "log.ckpt.save_top_k=1.0"),
         ({"every_n_train_steps": -1}, "log.ckpt.every_n_train_steps=-1"),
-        ({"train_time_interval": timedelta(0)}, "log.ckpt.train_time_interval"),
+        ({"every_n_train_steps": 1.5}, "log.ckpt.every_n_train_steps=1.5"),
+        ({"every_n_epochs": True}, "log.ckpt.every_n_epochs=True"),
+        *(({"train_time_interval": one}, "log.ckpt.train_time_interval") for one in (timedelta(0), 60, "00:00:01:00")),
         *(
             ({"filename": name}, "log.ckpt.filename=")
-            for name in ("last", "{val_loss:.2f}", "{epoch}", "{step", "{}-{step}", "{step!r}-{step}", "{step:.2q}")
+            for name in (
+                "last",
+                "{val_loss:.2f}",
+                "{epoch}",
+                "{step",
+                "{}-{step}",
+                "{step!r}-{step}",
+                "{step:.2q}",
+                "{step:.1e}",
+                ".{step}",
+                "{step}\n",
+                200 * "x" + "{step}",
+            )
         ),
         ({"filename": "{val_loss:d}-{step}"}, "log.ckpt.filename="),  # a metric is a float
         ({"filename": "{epoch}", "every_n_epochs": 1, "every_n_train_steps": 5}, "log.ckpt.filename="),

@@ -38,6 +38,10 @@ def takes(annotation: Any, value: Any) -> list[Any]:
         (Callback, [Callback()], "a Callback"),
         (Union[str, Callback], 5, "text or a Callback"),
         (Union[str, Callback], ["one"], "text or a Callback"),
+        (Optional[Union[list[Callback], Callback]], [None], "a Callback"),
+        (list[Callback], [[Callback()]], "a Callback"),
+        (Optional[str], 5, "text"),
+        (Optional[Union[bool, Literal["link"]]], "no", "True or False or 'link'"),
     ],
 )
 def test_a_value_that_cannot_be_meant_is_found(annotation: Any, value: Any, wanted: str) -> None:
@@ -51,6 +55,8 @@ def test_a_value_that_cannot_be_meant_is_found(annotation: Any, value: Any, want
         (int, 3.0),
         (bool, 1),
         (Union[int, str], "auto"),
+        (Union[bool, Literal["link"]], "link"),
+        (str, Path("corpus")),
         (Union[list[int], str, int], "auto"),
         (Union[str, Callback], "one"),
         (Union[str, int, Callback], 5),

@@ -52,6 +52,25 @@ def test_precision_by_name_is_the_megatron_plugin():
 
 
 @no_gpu
+def test_overfitting_does_not_validate_where_nothing_is_validated():
+    found = {limit: made(overfit_batches=2, limit_val_batches=limit) for limit in (0, 4)}
+    assert {limit: (one.limit_train_batches, one.limit_val_batches) for limit, one in found.items()} == {
+        0: (2, 0),
+        4: (2, 2),
+    }
+
+
+def test_switches_and_counts_are_taken_as_numbers_and_none():
+    assert made(num_nodes=None).num_nodes == 1
+    assert not made(detect_anomaly=None)._detect_anomaly
+    before = torch.backends.cudnn.benchmark
+    try:
+        made(benchmark=1)
+        assert torch.backends.cudnn.benchmark is True
+    finally:
+        torch.backends.cudnn.benchmark = before
+
+
 def test_gpus_are_refused_where_there_are_none():
     with pytest.raises(ConfigError, match="trainer.accelerator='gpu': this machine has no GPU.*'auto'"):
         made(accelerator="gpu")

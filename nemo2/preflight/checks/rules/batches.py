@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rules about batches, micro-batches and sequence lengths."""
 
+import math
 from collections.abc import Iterator
 
 from nemo2.base.counts import counted, is_count
@@ -70,14 +71,24 @@ def _samples(facts: Facts) -> Iterator[str]:
 @BATCHES.rule("samples-for-a-step")
 def _step(facts: Facts) -> Iterator[str]:
     """Mock data must have enough samples for one global batch, for training and, if the trainer validates, for
-    validation.
+    validation. So must the fraction of them to which the trainer limits an epoch or a validation.
 
-    Otherwise: The sampler raises an error on every rank.
+    Otherwise: The sampler or Lightning raises an error on every rank.
     """
     gbs, data = facts.global_batch_size, facts.data
     if hasattr(data, "paths") or not is_count(gbs):
         return
-    for name in ("num_train_samples", "num_val_samples")[: 1 + facts.validates]:
-        samples = getattr(data, name, None)
-        if is_count(samples) and samples < gbs:
+    overfit = facts.at("trainer.overfit_batches")
+    limits = (("num_train_samples", "limit_train_batches"), ("num_val_samples", "limit_val_batches"))
+    for name, limit in limits[: 1 + facts.validates]:
+        samples, limit = getattr(data, name, None), "overfit_batches" if overfit else limit
+        if not is_count(samples):
+            continue
+        batches, share = samples // gbs, facts.at(f"trainer.{limit}")
+        if not batches:
             yield f"data.{name}={samples} is less than data.global_batch_size={gbs}. Set it to {gbs} or more."
+        elif isinstance(share, float) and 0 < share * batches < 1:
+            yield (
+                f"trainer.{limit}={share}: this fraction of {counted(batches, 'batch', 'batches')} (data.{name}={samples}) is "
+                f"less than one. Set a number of batches, or {math.ceil(1000 / batches) / 1000} or more."
+            )

@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rules about the length of a run, and the intervals of validation, logging and saving."""
 
+import math
 from collections.abc import Iterator
+from datetime import timedelta
 
 from nemo2.base.counts import is_count
+from nemo2.base.names import shortened
 from nemo2.config.walk import class_of
 from nemo2.preflight.checks import domains
 from nemo2.preflight.checks.domains import out_of_range
@@ -15,8 +18,8 @@ CADENCE = Topic("Steps, validation, checkpoints", needs_sizes=False)
 
 @CADENCE.rule("steps-are-counts")
 def _steps(facts: Facts) -> Iterator[str]:
-    """`max_steps` must be at least 1, or -1 for no limit on steps. `log_every_n_steps` must be at least 1, or 0 to log
-    nothing.
+    """`max_steps` and `max_epochs` must be at least 1, or -1 for no limit. `log_every_n_steps` must be at least 1, or 0 to log
+    nothing. `min_steps`, `min_epochs` and `num_sanity_val_steps` must be whole numbers.
 
     Otherwise: Lightning raises an error on every rank, or the run ends before its first step.
     """
@@ -77,35 +80,85 @@ def _early_stopping(facts: Facts) -> Iterator[str]:
 
 @CADENCE.rule("validation-interval-is-a-count")
 def _interval(facts: Facts) -> Iterator[str]:
-    """With validation, `val_check_interval` must not be 0, and `check_val_every_n_epoch` must be at least 1.
+    """With validation, `val_check_interval` must be a number of steps, a fraction of an epoch up to 1, or a time, and above 0.
+    `check_val_every_n_epoch` must be at least 1.
 
-    Otherwise: The first step raises ZeroDivisionError.
+    Otherwise: The first step raises ZeroDivisionError, or the run validates after every step. A number of steps with a decimal
+    point counts within an epoch.
     """
+    from nemo2.preflight.checks.lightning import no_time
+
     trainer = facts.trainer
-    for name in ("val_check_interval", "check_val_every_n_epoch"):
-        value, one = getattr(trainer, name, None), "1 step" if name == "val_check_interval" else "1 epoch"
-        wrong = isinstance(value, int) and (value == 0 or (value < 0 and one == "1 epoch"))
-        if wrong and getattr(trainer, "limit_val_batches", None) != 0:
-            yield (
-                f"trainer.{name}={value}: must be at least {one}. Set a number of {one[2:]}s, or set "
-                "trainer.limit_val_batches=0 to skip validation."
-            )
+    if getattr(trainer, "limit_val_batches", None) == 0:
+        return
+    interval, epochs = (getattr(trainer, name, None) for name in ("val_check_interval", "check_val_every_n_epoch"))
+    skip = "or set trainer.limit_val_batches=0 to skip validation"
+    if isinstance(interval, float) and 1 < interval < math.inf:
+        yield (
+            f"trainer.val_check_interval={interval}: a number with a decimal point is a fraction of an epoch, at most 1.0. Set "
+            f"{shortened(str(int(interval)))} for a number of steps."
+        )
+    elif no_time(interval) if isinstance(interval, str | dict | timedelta) else interval in (0, False):
+        yield f"trainer.val_check_interval={interval}: must be at least 1 step. Set a number of steps, {skip}."
+    if isinstance(epochs, int) and epochs < 1:
+        yield f"trainer.check_val_every_n_epoch={epochs}: must be at least 1 epoch. Set a number of epochs, {skip}."
 
 
 @CADENCE.rule("intervals-within-an-epoch-fit-it")
 def _within_epoch(facts: Facts) -> Iterator[str]:
-    """If `check_val_every_n_epoch` is set, `val_check_interval` must be at most `limit_train_batches`.
+    """If `check_val_every_n_epoch` is set, `val_check_interval` must be at most `limit_train_batches`, and at most the batches
+    of an epoch.
 
     Otherwise: Lightning raises an error when training starts.
     """
     trainer = facts.trainer
     epochs, interval = getattr(trainer, "check_val_every_n_epoch", None), getattr(trainer, "val_check_interval", None)
     batches, limit = getattr(trainer, "limit_train_batches", None), getattr(trainer, "limit_val_batches", None)
-    if epochs is None or not isinstance(interval, int) or not isinstance(batches, int) or limit == 0:
+    if epochs is None or not isinstance(interval, int) or limit == 0 or not facts.trains:
         return
-    if interval > batches:
+    samples, size = getattr(facts.data, "num_train_samples", None), facts.global_batch_size
+    lengths = {f"trainer.limit_train_batches={batches}": batches} if isinstance(batches, int) else {}
+    if is_count(samples) and is_count(size) and facts.at("data.rampup_batch_size") is None:
+        lengths[f"the {samples // size} batches of data.num_train_samples={samples}"] = samples // size
+    for name, length in sorted(lengths.items(), key=lambda item: item[1])[:1]:
+        if interval > length > 0:
+            yield (
+                f"trainer.val_check_interval={interval} is more than {name}, and "
+                f"trainer.check_val_every_n_epoch={epochs} counts the interval within an epoch. Set val_check_interval to "
+                f"{length} or less, or set check_val_every_n_epoch=None to count over the whole run."
+            )
+
+
+@CADENCE.rule("overfitting-has-one-number-of-batches")
+def _overfitting(facts: Facts) -> Iterator[str]:
+    """`overfit_batches` must be a number of batches, or a fraction of the data up to 1. `limit_train_batches`, in whose place it
+    stands, must be unset.
+
+    Otherwise: A number of batches with a decimal point limits nothing, or ends the run, and `limit_train_batches` has no effect.
+    """
+    overfit, limit = (getattr(facts.trainer, name, None) for name in ("overfit_batches", "limit_train_batches"))
+    if not overfit or not facts.trains:
+        return
+    if isinstance(overfit, float) and 1 < overfit < math.inf:
         yield (
-            f"trainer.val_check_interval={interval} is more than trainer.limit_train_batches={batches}, and "
-            f"trainer.check_val_every_n_epoch={epochs} counts the interval within an epoch. Set val_check_interval to "
-            f"{batches} or less, or set check_val_every_n_epoch=None to count over the whole run."
+            f"trainer.overfit_batches={overfit}: a number with a decimal point is a fraction of the data, at most 1.0. Set "
+            f"{shortened(str(int(overfit)))} for a number of batches."
+        )
+    if limit is not None:
+        yield (
+            f"trainer.overfit_batches={overfit} and trainer.limit_train_batches={limit} both limit the batches of an epoch. "
+            "Remove one of them."
+        )
+
+
+@CADENCE.rule("checkpoints-have-one-switch")
+def _switch(facts: Facts) -> Iterator[str]:
+    """Without checkpoints (`enable_checkpointing=False`), `log.ckpt` must be None.
+
+    Otherwise: The run saves checkpoints all the same.
+    """
+    if facts.trains and facts.at("trainer.enable_checkpointing") is False and facts.at("log.ckpt") is not None:
+        yield (
+            "trainer.enable_checkpointing=False, but log.ckpt saves checkpoints. Set log.ckpt=None, or leave "
+            "trainer.enable_checkpointing unset."
         )

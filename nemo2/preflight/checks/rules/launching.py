@@ -27,7 +27,7 @@ def unequal_launch(facts: Facts) -> Iterator[str]:
 
     Otherwise: The strategy raises an error on every rank, or the ranks wait forever for processes that never start.
     """
-    if devices_problem(facts.at("trainer.devices")) or nodes_problem(number(facts.trainer, "num_nodes")):
+    if devices_problem(facts.at("trainer.devices")) or nodes_problem(facts.at("trainer.num_nodes")):
         return
     world = world_of(facts.trainer, facts.machine)
     for name, requested, launched in zip(
@@ -79,6 +79,20 @@ def _name(facts: Facts) -> Iterator[str]:
                 yield str(error)
 
 
+@LAUNCH.rule("resume-directory-is-searched")
+def _search(facts: Facts) -> Iterator[str]:
+    """`resume_from_directory` requires `resume_if_exists=True`.
+
+    Otherwise: Nothing reads it, and the run starts from the beginning.
+    """
+    directory = facts.at("resume.resume_from_directory")
+    if directory and not facts.at("resume.resume_if_exists"):
+        yield (
+            f"resume.resume_from_directory={directory}: is searched only with resume.resume_if_exists=True. Set it, or "
+            "remove the directory."
+        )
+
+
 @FILES.rule("log-directory-is-writable", local=True)
 def _log_directory(facts: Facts) -> Iterator[str]:
     """The directories of runs, checkpoints and indices must be writable, the run's must contain no links, and files
@@ -94,13 +108,16 @@ def _log_directory(facts: Facts) -> Iterator[str]:
         "log.ckpt.dirpath": facts.at("log.ckpt.dirpath"),
         "data.index_mapping_dir": getattr(data, "index_mapping_dir", None),
     }
-    for field, directory in directories.items():
-        if directory and not _writable(Path(str(directory)).expanduser().absolute()):
-            yield f"{field}={directory}: this directory cannot be created or written. Set {field} to a writable directory."
+    problems = [
+        f"{field}={directory}: this directory cannot be created or written. Set {field} to a writable directory."
+        for field, directory in directories.items()
+        if directory and not _writable(Path(str(directory)).expanduser().absolute())
+    ]
+    yield from problems
     from nemo2.preflight.checks.earlier import directory_to_continue
 
     resumes = bool(facts.at("resume.resume_if_exists"))
-    directory = None if log is None else directory_to_continue(log, newest=resumes)
+    directory = None if log is None or problems else directory_to_continue(log, newest=resumes)
     if directory is not None and directory.is_dir() and (link := link_in(directory)) is not None:
         yield f"{link} Remove the link, or choose another log directory."
     yield from problems_of_copies([Path(str(file)).expanduser() for file in getattr(log, "files_to_copy", None) or ()])
@@ -238,6 +255,10 @@ def _text(facts: Facts) -> Iterator[str]:
 
 
 def _writable(path: Path) -> bool:
-    while not path.exists() and path != path.parent:
-        path = path.parent
+    try:
+        os.lstat(path)  # raises for a name that no file system takes
+    except FileNotFoundError:
+        return path != path.parent and _writable(path.parent)
+    except OSError:
+        return False
     return path.is_dir() and os.access(path, os.W_OK | os.X_OK)

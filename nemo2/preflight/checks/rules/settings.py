@@ -73,21 +73,26 @@ def _texts_in(value: Any, path: str, name: str) -> Iterator[tuple[str, str, str]
 
 @SETTINGS.rule("strategy-has-what-it-is-asked")
 def _strategy(facts: Facts) -> Iterator[str]:
-    """The strategy must be an object, its configuration or a name that Lightning knows. It must not use arguments
-    that Megatron-Core no longer supports. In a launched run it must create Megatron-Core's process groups, and the
-    optimizer of a model that nemo2 updates.
+    """The strategy must be an object, its configuration or a name that Lightning knows, for a model of nemo2 one of nemo2's. It
+    must not use arguments that Megatron-Core no longer supports. In a launched run it must create Megatron-Core's process groups,
+    and the optimizer of a model that nemo2 updates.
 
-    Otherwise: The strategy raises an error on every rank.
+    Otherwise: The strategy or the model raises an error on every rank.
     """
-    if isinstance(facts.strategy, str):
-        from lightning.pytorch.strategies import StrategyRegistry
+    strategy: Any = class_of(facts.strategy)
+    model: Any = class_of(facts.at("model"))
+    name = facts.strategy if isinstance(facts.strategy, str) else getattr(strategy, "__name__", "")
+    known = _lightning_strategies() if isinstance(facts.strategy, str) else [name]
+    if name not in known:
+        yield (
+            f"trainer.strategy={name!r}: Lightning has no such strategy{did_you_mean(name, known)} "
+            "Set a strategy such as MegatronStrategy, or one of Lightning's names."
+        )
+    elif isinstance(facts.strategy, str) or getattr(strategy, "__module__", "").startswith("lightning."):
+        if any(kind.__module__ == "nemo2.models.gpt" for kind in getattr(model, "__mro__", ())):
+            from nemo2.models.gpt import without_groups
 
-        names = ["auto", *StrategyRegistry.available_strategies()]
-        if facts.strategy not in names:
-            yield (
-                f"trainer.strategy={facts.strategy!r}: Lightning has no such strategy{did_you_mean(facts.strategy, names)} "
-                "Set a strategy such as MegatronStrategy, or one of Lightning's names."
-            )
+            yield without_groups(model.__name__, f"trainer.strategy={name}")
     if facts.sizes:
         yield from facts.settled.refused("strategy-has-what-it-is-asked")
     if facts.of_strategy("init_model_parallel") is False:
@@ -95,13 +100,19 @@ def _strategy(facts: Facts) -> Iterator[str]:
             "strategy.init_model_parallel=False: the launched processes have no process groups of Megatron-Core. Leave "
             "init_model_parallel=True. False is for a script that creates the groups and then calls the recipe itself."
         )
-    model: Any = class_of(facts.at("model"))
     if facts.of_strategy("setup_optimizers") is False and getattr(model, "__module__", "").startswith("nemo2."):
         yield (
             f"strategy.setup_optimizers=False: {model.__name__} has no other optimizer than the strategy's. Leave "
             "setup_optimizers=True. False is for a module with automatic_optimization=False, which updates its "
             "parameters itself."
         )
+
+
+def _lightning_strategies() -> list[str]:
+    """The names that Lightning's trainer accepts as a strategy."""
+    from lightning.pytorch.strategies import StrategyRegistry
+
+    return ["auto", *StrategyRegistry.available_strategies()]
 
 
 @SETTINGS.rule("precision-is-known")
@@ -164,16 +175,19 @@ def _splits(facts: Facts) -> Iterator[str]:
 @SETTINGS.rule("callbacks-have-their-arguments")
 def _callbacks(facts: Facts) -> Iterator[str]:
     """Each callback must have all arguments for which its class has no default, and callbacks of nemo2 and Lightning
-    must accept their arguments.
+    must accept their arguments. The files that they read on this machine must be there, and the
+    model must have the experts that they are about.
 
-    Otherwise: No rank can create the callback.
+    Otherwise: No rank can create the callback, or the run stops before its first step.
     """
     incomplete = [
         f"{missing}, or remove the callback."
         for path, node in iterate_nodes(facts.recipe)
         if path.startswith("trainer.callbacks") and (missing := missing_arguments(node, path))
     ]
-    yield from incomplete or callback_problems(facts.callbacks, "callbacks-have-their-arguments")
+    yield from incomplete or callback_problems(
+        facts.callbacks, "callbacks-have-their-arguments", here=facts.here, model=facts.written_config
+    )
 
 
 @SETTINGS.rule("lightning-agrees")

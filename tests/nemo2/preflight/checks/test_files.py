@@ -172,6 +172,22 @@ def test_a_run_that_must_resume_has_a_checkpoint_and_its_files_exist(tmp_path: P
     assert rules_of(recipe) == {"log-directory-is-writable"}
 
 
+@pytest.mark.parametrize("setting", ["log.ckpt.dirpath", "resume.resume_from_directory"])
+def test_a_run_that_must_resume_finds_its_checkpoint_where_its_settings_say(tmp_path: Path, setting: str) -> None:
+    recipe: Any = recipes.get("llama_tiny").pretrain_recipe(dir=str(tmp_path / "runs"))
+    recipe.resume.resume_ignore_no_checkpoint = False
+    owner, _, name = setting.rpartition(".")
+    setattr(recipe.log.ckpt if owner == "log.ckpt" else recipe.resume, name, str(tmp_path / "kept"))
+    assert rules_of(recipe) == {"checkpoint-to-resume-exists"}
+    weights_in(tmp_path / "kept" / "step=1", weights_only=False)
+    assert "checkpoint-to-resume-exists" not in rules_of(recipe)
+
+
+def test_a_name_that_no_file_system_takes_is_refused(tmp_path: Path) -> None:
+    recipe: Any = recipes.get("llama_tiny").pretrain_recipe(dir=str(tmp_path / ("x" * 300)))
+    assert rules_of(recipe) == {"log-directory-is-writable"}
+
+
 @pytest.mark.parametrize("explicit", [True, False])
 def test_a_link_in_the_directory_of_the_run(tmp_path: Path, explicit: bool) -> None:
     recipe: Any = recipes.get("llama_tiny").pretrain_recipe(dir=str(tmp_path / "runs"), name="small")

@@ -4,10 +4,12 @@
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from nemo2.base.errors import ConfigError
 from nemo2.callbacks import PytorchProfilerCallback
 from nemo2.config.capture import captured_arguments
 from nemo2.report.trace.report import render, traces_of
@@ -79,3 +81,18 @@ def test_making_one_touches_no_file_and_keeps_its_arguments(tmp_path, monkeypatc
     callback = PytorchProfilerCallback(start_step=1, end_step=3, profiler_kwargs={"with_stack": True})
     assert list(tmp_path.iterdir()) == []
     assert captured_arguments(callback)["profiler_kwargs"] == {"with_stack": True}
+
+
+def test_a_folder_that_cannot_be_written_is_refused_before_the_first_step(tmp_path):
+    (tmp_path / "file").touch()
+    callback = PytorchProfilerCallback(start_step=0, end_step=2, trace_dir=tmp_path / "file" / "traces")
+    with pytest.raises(ConfigError, match="PytorchProfilerCallback.trace_dir"):
+        callback.on_train_start(SimpleNamespace(callbacks=[]), None)  # pyright: ignore[reportArgumentType]
+
+
+def test_steps_that_a_run_never_reaches_are_reported(tmp_path, caplog):
+    trainer: Any = SimpleNamespace(callbacks=[], is_global_zero=True, global_step=4)
+    callback = PytorchProfilerCallback(start_step=10, end_step=12, trace_dir=tmp_path)
+    callback.on_train_start(trainer, trainer)
+    callback.on_train_end(trainer, trainer)
+    assert "recorded nothing" in caplog.text and "start_step=10" in caplog.text

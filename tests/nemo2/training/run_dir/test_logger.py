@@ -148,7 +148,6 @@ def test_recipe_files_and_the_launchers_notes(tmp_path, monkeypatch):
         ({"files_to_copy": ["a/run.sh", "b/run.sh"]}, "files_to_copy: .*run.sh"),
         ({"files_to_copy": ["a/recipe.json"]}, "files_to_copy: .*recipe.json"),
         ({"log_dir": "a/run.sh"}, r"log\.log_dir: cannot write to .*run\.sh/default.*\. Set a directory that"),
-        ({"log_local_rank_0_only": True, "log_global_rank_0_only": True}, "log_local_rank_0_only and log.log_global"),
         ({"name": "../up"}, "is not a valid directory name"),
         ({"name": "/abs"}, "is not a valid directory name"),
         ({"name": "a\nb"}, "is not a valid directory name"),
