@@ -671,6 +671,14 @@ EXAMPLES: tuple[Example, ...] = (
         "splits-have-data", recipe="llama_tiny", corpus=({**CORPUS, "split": "100,0,0"}, {**CORPUS, "split": "95,5,0"})
     ),
     example(
+        "splits-have-data",
+        recipe="llama_tiny",
+        corpus=(
+            {**CORPUS, "paths": {"validation": "corpus"}},
+            {**CORPUS, "paths": {"train": "corpus", "validation": "corpus"}},
+        ),
+    ),
+    example(
         "callbacks-have-their-arguments",
         "trainer.callbacks=GarbageCollectionCallback",
         "trainer.callbacks=GarbageCollectionCallback(gc_interval_train=10,gc_interval_val=10)",

@@ -21,7 +21,7 @@ from nemo2.base.errors import ConfigError, DataError
 from nemo2.config.capture import configurable
 from nemo2.config.notices import warn_without_effect
 from nemo2.data.base import SPLITS, MegatronDataModule, arguments_of
-from nemo2.data.blend import Blend, empty_splits, parse_paths, parse_split
+from nemo2.data.blend import Blend, empty_share, parse_paths, parse_split
 from nemo2.data.index_cache import private_directory
 from nemo2.data.indexed import TokenFile, check_token_ids, open_token_file
 from nemo2.data.inputs import Input
@@ -189,6 +189,11 @@ class PreTrainingDataModule(MegatronDataModule):
             return dataset  # the run ends before
         return dataset if dataset is None or limit is None else Subset(dataset, range(min(limit, len(dataset))))  # pyright: ignore[reportArgumentType]
 
+    def no_samples(self, split: str) -> Optional[str]:
+        if isinstance(self._blends, Mapping):
+            return None if self._blends[split] is not None else f"data.paths has no datasets for {split!r}."
+        return empty_share(self.split, split)
+
     def _refuse_empty(self, splits: Sequence[str]) -> None:
         """Raise ConfigError if a split that the trainer needs has no data. Otherwise it would train on nothing, with
         exit code 0."""
@@ -196,13 +201,11 @@ class PreTrainingDataModule(MegatronDataModule):
         running = getattr(getattr(trainer, "state", None), "fn", None)
         if trainer is None or running is None:
             return
-        trains = "train" in splits and running == "fit" and trainer.limit_train_batches != 0
-        if isinstance(self._blends, Mapping):
-            if trains and self._blends["train"] is None:
-                raise ConfigError("data.paths has no datasets for 'train'.", rule="splits-have-data")
-            return
-        validates = "validation" in splits and trainer.limit_val_batches != 0
-        if errors := list(empty_splits(self.split, trains=trains, validates=validates)):
+        needed = ["train"] if "train" in splits and running == "fit" and trainer.limit_train_batches != 0 else []
+        # A dictionary may leave out the validation.
+        if "validation" in splits and trainer.limit_val_batches != 0 and not isinstance(self._blends, Mapping):
+            needed.append("validation")
+        if errors := [reason for split in needed if (reason := self.no_samples(split))]:
             raise ConfigError("\n".join(errors), rule="splits-have-data")
 
     # Sizes

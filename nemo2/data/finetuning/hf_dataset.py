@@ -127,6 +127,14 @@ class HFDatasetDataModule(SampleDataModule):
             parts[own] = part
         return parts
 
+    def no_samples(self, split: str) -> Optional[str]:
+        if self.split is None or split in self._parts:
+            return None
+        return (
+            f"data.split={self.split!r} names no part of the {split} split. Add one, such as "
+            f"{self.aliases[split][0]!r}, or set data.split=None to use all splits."
+        )
+
     def reads_text(self) -> bool:
         file = Path(self.path_or_dataset).expanduser() if isinstance(self.path_or_dataset, str | Path) else None
         if file is None or file.suffix != ".jsonl" or not file.is_file():
@@ -247,7 +255,10 @@ class HFDatasetDataModule(SampleDataModule):
 
     @cached_property
     def chat_template(self) -> Optional[str]:
-        return None if self.tokenizer is None else self.settings.chat(self.tokenizer).explicit_template
+        try:
+            return None if self.tokenizer is None else self.settings.chat(self.tokenizer).explicit_template
+        except (ConfigError, ImportError):
+            return None  # the tokenizer renders no template, so no record was a conversation
 
     @cached_property
     def cache_root(self) -> Path:

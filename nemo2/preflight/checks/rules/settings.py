@@ -9,7 +9,6 @@ from typing import Any
 from nemo2.base.names import did_you_mean
 from nemo2.config.factories import missing_arguments
 from nemo2.config.walk import class_of, iterate_nodes
-from nemo2.data.blend import empty_splits
 from nemo2.preflight.checks import domains
 from nemo2.preflight.checks.domains import out_of_range
 from nemo2.preflight.checks.facts import Facts
@@ -135,17 +134,19 @@ def _data(facts: Facts) -> Iterator[str]:
 
 @SETTINGS.rule("splits-have-data")
 def _splits(facts: Facts) -> Iterator[str]:
-    """`split` must leave data for training, and for validation if the trainer validates.
+    """The data must have samples for training. A `split` of token files must leave data for validation too, if the trainer
+    validates.
 
     Otherwise: The data module raises an error on every rank.
     """
-    data, split = facts.data, facts.at("data.split")
-    if facts.parts.get("data") is None or not isinstance(split, str) or not hasattr(data, "paths"):
+    data = facts.parts.get("data")
+    if not hasattr(data, "no_samples"):
         return
-    if isinstance(data.paths, Mapping):
-        return
-    trains = getattr(class_of(facts.recipe), "__name__", "") != "validate"
-    yield from empty_splits(split, trains=trains, validates=facts.at("trainer.limit_val_batches") != 0)
+    needed = ["train"] if getattr(class_of(facts.recipe), "__name__", "") != "validate" else []
+    shared_out = hasattr(data, "paths") and not isinstance(data.paths, Mapping)
+    if shared_out and facts.at("trainer.limit_val_batches") != 0:
+        needed.append("validation")
+    yield from filter(None, map(data.no_samples, needed))
 
 
 @SETTINGS.rule("callbacks-have-their-arguments")

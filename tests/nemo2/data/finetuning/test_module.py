@@ -312,3 +312,21 @@ def test_many_threads_give_the_same_samples(root):
 def test_settings_that_cannot_be_meant(root, settings, why):
     with pytest.raises(ConfigError, match=why):
         module(root, **settings)
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "unread"),
+    [
+        (FineTuningDataModule, {"turns": "last", "add_bos": True}, "turns='last'"),
+        (ChatDataModule, {"answer_only_loss": False, "turns": "last"}, "answer_only_loss=False"),
+        (ChatDataModule, {"add_bos": False, "add_eos": True, "label_key": "output"}, None),
+        (FineTuningDataModule, ["turns"], "must be settings by their names"),
+    ],
+)
+def test_settings_of_other_records_are_refused(root, kind, settings, unread):
+    """They had no effect: a chat module with answer_only_loss=False trained on answers only."""
+    if unread is None:
+        kind(root, dataset_kwargs=settings)
+        return
+    with pytest.raises(ConfigError, match=unread):
+        kind(root, dataset_kwargs=settings)
