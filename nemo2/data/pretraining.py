@@ -29,6 +29,7 @@ from nemo2.data.megatron_datasets import build_datasets
 from nemo2.data.token_files import read_sidecar
 from nemo2.data.tokenizer import Tokenizer
 
+_SPLIT = "900,50,50"
 _COMPARED = 1024
 """The samples of each dataset by which two orders are told apart: a few pages of an index that may have billions. Two
 shuffles never begin with the same ones by chance."""
@@ -94,7 +95,7 @@ class PreTrainingDataModule(MegatronDataModule):
         reset_attention_mask: bool = False,
         eod_mask_loss: bool = False,
         seed: int = 1234,
-        split: str = "900,50,50",
+        split: str = _SPLIT,
         index_mapping_dir: Optional[str] = None,
         num_dataset_builder_threads: int = 1,
         num_train_samples: Optional[int] = None,
@@ -130,6 +131,14 @@ class PreTrainingDataModule(MegatronDataModule):
         self.object_storage_cache_path = object_storage_cache_path
         self._blends = parse_paths(paths)
         self._split = parse_split(split)
+        if isinstance(self._blends, Mapping):
+            warn_without_effect("data.paths names the datasets of each split.", split=(split, _SPLIT))
+        if not any("://" in prefix for blend in self._every_blend() for prefix in blend.prefixes):
+            warn_without_effect(
+                "No path is in object storage.", object_storage_cache_path=(object_storage_cache_path, None)
+            )
+        if dataset_cls is not None and not hasattr(dataset_cls, "build_low_level_dataset"):
+            raise ConfigError(f"data.dataset_cls={dataset_cls!r}: must be a class such as Megatron-Core's GPTDataset, or None.")
         self._files: dict[str, TokenFile] = {}
 
     def order(self) -> list[int]:
@@ -265,6 +274,10 @@ class PreTrainingDataModule(MegatronDataModule):
             if isinstance(interval, int) and interval > 0:
                 evaluations = self.trainer.max_steps // interval + 1
         return evaluations * int(limit) * self.global_batch_size
+
+    def _every_blend(self) -> list[Blend]:
+        blends = self._blends.values() if isinstance(self._blends, Mapping) else [self._blends]
+        return [blend for blend in blends if blend is not None]
 
     def _blend_of(self, split: str) -> Optional[Blend]:
         if isinstance(self._blends, Mapping):

@@ -73,6 +73,10 @@ class SampleDataModule(MegatronDataModule):
         self.memmap_workers = memmap_workers
         self.packed_sequence_specs = packed_sequence_specs
         self.dataset_kwargs = dataset_kwargs
+        if not isinstance(packed_sequence_specs, PackedSequenceSpecs | None):
+            raise ConfigError(
+                f"data.packed_sequence_specs={packed_sequence_specs!r}: must be a PackedSequenceSpecs, or None."
+            )
         self.settings = DatasetSettings.of(dataset_kwargs)
         if self.encodes is not None and (unread := self.settings.unread_by(self.encodes)):
             raise ConfigError(not_read(unread, type(self).__name__))
@@ -234,6 +238,7 @@ class SampleDataModule(MegatronDataModule):
             ConfigError: a setting of the samples does not fit the tokenizer, or a download needs a missing package.
             DataError: the source is missing, a record is malformed, or there are fewer rows than in a global batch.
         """
+        self._refuse_metadata_path()
         own, self.tokenizer = self.tokenizer, tokenizer
         try:
             for split in ("train", "validation"):
@@ -254,8 +259,7 @@ class SampleDataModule(MegatronDataModule):
         source = self.source(split)
         if source is None:
             return None
-        if self._packing.packed_metadata_path is not None:
-            replaceable_file(self._packing.packed_metadata_path)  # before the work of an hour
+        self._refuse_metadata_path()  # before the work of an hour
         encoder, limits = self.encoder(), self.settings.limits(self.seq_length + 1)
         facts = {
             "format": _FORMAT,
@@ -283,6 +287,11 @@ class SampleDataModule(MegatronDataModule):
         summary = samples.report
         (_log.warning if summary.places else _log.info)("%s samples (%s): %s", split, source.name, summary)
         return samples
+
+    def _refuse_metadata_path(self) -> None:
+        """Raise ConfigError if the file about the packs can't be written there."""
+        if self.packed and self._packing.packed_metadata_path is not None:
+            replaceable_file(self._packing.packed_metadata_path)
 
     def _folder(self, split: str, key: str) -> Path:
         if self.packed:

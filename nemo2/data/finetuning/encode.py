@@ -10,7 +10,7 @@ from itertools import islice
 from typing import Any, Literal, Optional
 
 from nemo2.base.advice import dataset_setting
-from nemo2.base.counts import counted
+from nemo2.base.counts import counted, require_counts
 from nemo2.base.errors import DataError
 from nemo2.base.names import check_choice
 from nemo2.data.documents import BadInput, OnBadLine
@@ -106,6 +106,7 @@ class Limits:
         check_choice("on_too_long", self.on_too_long, OnTooLong)
         check_choice("on_bad_line", self.on_bad_line, OnBadLine)
         check_choice("on_special_token", self.on_special_token, OnSpecialToken)
+        require_counts("data.dataset_kwargs", least=0, max_bad_lines=self.max_bad_lines)
 
 
 class BadRecords(BadInput):

@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from nemo2.base.errors import ConfigError, DataError
 from nemo2.config.capture import configurable
+from nemo2.config.notices import warn_without_effect
 from nemo2.data.base import SPLITS, arguments_of
 from nemo2.data.documents import BadInput
 from nemo2.data.finetuning.base import SampleDataModule
@@ -103,6 +104,14 @@ class HFDatasetDataModule(SampleDataModule):
         self.pad_token_id = pad_token_id
         self.pad_seq_len_divisible = pad_seq_len_divisible
         self.streaming = streaming or type(path_or_dataset).__name__ in ("IterableDataset", "IterableDatasetDict")
+        if self.streaming:
+            unread = {"tokenizer_model_name", "packed_train_data_path", "packed_val_data_path", "packed_metadata_path"}
+            warn_without_effect(
+                "A stream is read in the training process, and its samples are not stored.",
+                memmap_workers=(memmap_workers, 1),
+                index_mapping_dir=((dataset_kwargs or {}).get("index_mapping_dir"), None),
+                **{name: (getattr(self._packing, name), None) for name in sorted(unread)},
+            )
         self.aliases = {
             "train": train_aliases or ALIASES["train"],
             "validation": val_aliases or ALIASES["validation"],

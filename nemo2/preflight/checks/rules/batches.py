@@ -69,15 +69,16 @@ def _samples(facts: Facts) -> Iterator[str]:
 
 @BATCHES.rule("samples-for-a-step")
 def _step(facts: Facts) -> Iterator[str]:
-    """Mock data must have enough samples for one global batch, for training and, if the trainer validates, for
-    validation.
+    """`num_train_samples` must be enough for one global batch and, if the trainer validates, `num_val_samples` too.
 
     Otherwise: The sampler raises an error on every rank.
     """
     gbs, data = facts.global_batch_size, facts.data
-    if hasattr(data, "paths") or not is_count(gbs):
+    if not is_count(gbs):
         return
-    for name in ("num_train_samples", "num_val_samples")[: 1 + facts.validates]:
+    # Of data from files, the rule above judges the training samples of a run with max_steps.
+    steps = hasattr(facts.parts.get("data"), "train_samples_problem") and is_count(facts.at("trainer.max_steps"))
+    for name in ("num_train_samples", "num_val_samples")[int(steps) : 1 + facts.validates]:
         samples = getattr(data, name, None)
         if is_count(samples) and samples < gbs:
             yield f"data.{name}={samples} is less than data.global_batch_size={gbs}. Set it to {gbs} or more."

@@ -8,6 +8,7 @@ from typing import Any
 
 from nemo2.base.names import did_you_mean
 from nemo2.config.factories import missing_arguments
+from nemo2.config.value_types import nones
 from nemo2.config.walk import class_of, iterate_nodes
 from nemo2.preflight.checks import domains
 from nemo2.preflight.checks.domains import out_of_range
@@ -129,6 +130,10 @@ def _data(facts: Facts) -> Iterator[str]:
     """
     # As above.
     problems = list(out_of_range(facts.data, "data", domains.data_domains(facts.data)))
+    kind = class_of(facts.data)
+    if getattr(kind, "__module__", "").startswith("nemo2."):  # whose annotations are exact
+        absent = nones(kind, getattr(facts.data, "__arguments__", {}))
+        problems += [f"data.{name}=None: takes {wanted}. Leave it out for its default." for name, wanted in absent]
     yield from problems or facts.settled.refused("data-module-accepts-its-arguments")
 
 

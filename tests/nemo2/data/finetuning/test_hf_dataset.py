@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from nemo2.base.errors import ConfigError, DataError
+from nemo2.config import notices
 from nemo2.data.finetuning.hf_dataset import HFDatasetDataModule
 from nemo2.data.finetuning.packing import PackedSequenceSpecs
 from nemo2.data.tokenizer import ByteTokenizer
@@ -375,3 +376,13 @@ def test_parts_of_a_file(tmp_path):
     assert module(str(file), split="train[1:3]").train == records()[1:3]
     with pytest.raises(ConfigError):
         module(str(file), split="train[10%:]").source("train")
+
+
+def test_settings_of_stored_samples_are_told_for_a_stream(monkeypatch, caplog):
+    monkeypatch.setattr(notices, "_announced", set())
+    settings = {"memmap_workers": 3, "dataset_kwargs": {"index_mapping_dir": "samples"}}
+    module(records(), streaming=True, **settings)
+    assert "memmap_workers=3 has no effect" in caplog.text and "index_mapping_dir='samples'" in caplog.text
+    caplog.clear()
+    module(records(), **settings)
+    assert not caplog.text

@@ -330,3 +330,21 @@ def test_settings_of_other_records_are_refused(root, kind, settings, unread):
         return
     with pytest.raises(ConfigError, match=unread):
         kind(root, dataset_kwargs=settings)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"packed_sequence_specs": {"packed_sequence_size": SEQ}}, "data.packed_sequence_specs="),
+        ({"dataset_kwargs": {"on_bad_line": "skip", "max_bad_lines": -1}}, "data.dataset_kwargs.max_bad_lines=-1"),
+    ],
+)
+def test_values_of_another_kind_name_their_field(root, changes, words):
+    with pytest.raises(ConfigError, match=words):
+        module(root, **changes)
+
+
+def test_a_check_refuses_a_folder_in_place_of_the_file_about_the_packs(root):
+    specs = PackedSequenceSpecs(SEQ, packed_metadata_path=str(root))
+    with pytest.raises(ConfigError, match="is a directory"):
+        module(root, micro_batch_size=1, packed_sequence_specs=specs).check_records(ByteTokenizer(), encodes=True)
