@@ -32,7 +32,8 @@ CORPUS = {"paths": "corpus", "seq_length": 128, "micro_batch_size": 8, "global_b
 SQUAD = "SquadDataModule(seq_length=512,global_batch_size=16,micro_batch_size=1"
 
 
-RECORDS = "HFDatasetDataModule(path_or_dataset=records,seq_length=128,global_batch_size=16,micro_batch_size=8,tokenizer=ByteTokenizer()"
+SIZES_16 = "seq_length=128,global_batch_size=16,micro_batch_size=8"
+RECORDS = f"HFDatasetDataModule(path_or_dataset=records,{SIZES_16},tokenizer=ByteTokenizer()"
 
 
 def packed(size: int = 4096, micro_batch_size: int = 1) -> str:

@@ -138,7 +138,9 @@ class PreTrainingDataModule(MegatronDataModule):
                 "No path is in object storage.", object_storage_cache_path=(object_storage_cache_path, None)
             )
         if dataset_cls is not None and not hasattr(dataset_cls, "build_low_level_dataset"):
-            raise ConfigError(f"data.dataset_cls={dataset_cls!r}: must be a class such as Megatron-Core's GPTDataset, or None.")
+            raise ConfigError(
+                f"data.dataset_cls={dataset_cls!r}: must be a class such as Megatron-Core's GPTDataset, or None."
+            )
         self._files: dict[str, TokenFile] = {}
 
     def order(self) -> list[int]:

@@ -198,9 +198,9 @@ class MegatronDataSampler(DataSampler):
         if mode == "train":
             if self.init_global_step > self._global_step():
                 raise ConfigError(
-                    f"data.init_global_step={self.init_global_step} is more than the trainer's step, {self._global_step()}: it is "
-                    "the step at which this data begins, so the samples of the steps before would not be counted, and "
-                    "a resume would repeat them. Set it to 0."
+                    f"data.init_global_step={self.init_global_step} is more than the trainer's step, {self._global_step()}: "
+                    "it is the step at which this data begins, so the samples of the steps before would not be counted, "
+                    "and a resume would repeat them. Set it to 0."
                 )
             if consumed_samples and consumed_samples != self.consumed_samples:
                 self.init_consumed_samples, self.init_global_step = consumed_samples, self._global_step()

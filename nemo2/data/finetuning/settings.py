@@ -85,7 +85,10 @@ class DatasetSettings:
                 "sample's end is cut off. Name a field, or set truncation_method='right'."
             )
         if escape := _ESCAPE.search(settings.prompt_template or ""):
-            quoted = advice("""write quotes within the shell's: '"{input}\\n{output}"'""", "write it without r and with one backslash")
+            quoted = advice(
+                """write quotes within the shell's: '"{input}\\n{output}"'""",
+                "write it without r and with one backslash",
+            )
             warn_once(
                 f"data.dataset_kwargs.prompt_template contains the two characters {escape[0]}, and samples will show them. For a "
                 f"line break or a tab, {quoted}."

@@ -362,7 +362,10 @@ def test_megatrons_configuration_can_be_read_and_says_what_the_arguments_say(pat
 
 @pytest.mark.parametrize(
     ("options", "setting"),
-    [({"split": "99,1,0"}, "split='99,1,0' has no effect"), ({"object_storage_cache_path": "x"}, "No path is in object")],
+    [
+        ({"split": "99,1,0"}, "split='99,1,0' has no effect"),
+        ({"object_storage_cache_path": "x"}, "No path is in object"),
+    ],
 )
 def test_settings_that_the_paths_leave_without_effect_are_told(monkeypatch, caplog, options, setting):
     monkeypatch.setattr(notices, "_announced", set())

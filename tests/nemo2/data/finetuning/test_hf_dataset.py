@@ -64,7 +64,11 @@ BOTH = {**say(("user", "asked"), ("assistant", "told")), "instruction": "do", "o
     [
         (questions(1)[0], {"turns": "last", "add_eos": False}, "turns='last'"),
         (say(("user", "a"), ("assistant", "b")), {"answer_only_loss": False}, "answer_only_loss=False"),
-        ({"input_ids": [1, 2, 3]}, {"truncation_method": "left", "turns": "last"}, "truncation_method='left', turns='last'"),
+        (
+            {"input_ids": [1, 2, 3]},
+            {"truncation_method": "left", "turns": "last"},
+            "truncation_method='left', turns='last'",
+        ),
     ],
 )
 @pytest.mark.parametrize("streaming", [False, True])
@@ -82,7 +86,9 @@ def test_settings_that_no_record_reads_are_refused(tmp_path, record, settings, u
 
 def test_a_setting_that_some_records_read_is_none_of_them(tmp_path):
     held = [questions(1)[0], say(("user", "a"), ("assistant", "b"))] * 4
-    data = module(held, tokenizer=small_chats.make_tokenizer(tmp_path), dataset_kwargs={"turns": "last", "add_eos": False})
+    data = module(
+        held, tokenizer=small_chats.make_tokenizer(tmp_path), dataset_kwargs={"turns": "last", "add_eos": False}
+    )
     assert data.samples("train").report.samples == 8
 
 
