@@ -32,6 +32,10 @@ CORPUS = {"paths": "corpus", "seq_length": 128, "micro_batch_size": 8, "global_b
 SQUAD = "SquadDataModule(seq_length=512,global_batch_size=16,micro_batch_size=1"
 
 
+SIZES_16 = "seq_length=128,global_batch_size=16,micro_batch_size=8"
+RECORDS = f"HFDatasetDataModule(path_or_dataset=records,{SIZES_16},tokenizer=ByteTokenizer()"
+
+
 def packed(size: int = 4096, micro_batch_size: int = 1) -> str:
     """A data module with packed samples."""
     specs = f"PackedSequenceSpecs(packed_sequence_size={size})"
@@ -379,6 +383,11 @@ EXAMPLES: tuple[Example, ...] = (
         "data.num_val_samples=1024 trainer.limit_val_batches=0.2",
         "data.num_val_samples=1024 trainer.limit_val_batches=0.5",
     ),
+    example(
+        "samples-for-a-step",
+        recipe="llama_tiny",
+        corpus=({**CORPUS, "num_val_samples": 8}, {**CORPUS, "num_val_samples": 16}),
+    ),
     # Fine-tuning data
     example("packs-one-by-one", packed(micro_batch_size=2), packed()),
     example("packs-are-as-long-as-sequences", packed(size=8192), packed()),
@@ -668,6 +677,11 @@ EXAMPLES: tuple[Example, ...] = (
         f"{STOPPING} trainer.limit_val_batches=4",
         recipe="llama_tiny",
     ),
+    example(
+        "early-stopping-has-a-validation",
+        f"{STOPPING} data.num_val_samples=0",
+        f"{STOPPING} data.num_val_samples=512",
+    ),
     example("validation-interval-is-a-count", "trainer.val_check_interval=0", "trainer.val_check_interval=1"),
     example("validation-interval-is-a-count", "trainer.val_check_interval=500.0", "trainer.val_check_interval=500"),
     example("validation-interval-is-a-count", "trainer.check_val_every_n_epoch=0", "trainer.check_val_every_n_epoch=1"),
@@ -699,8 +713,17 @@ EXAMPLES: tuple[Example, ...] = (
     example("checkpoints-are-kept-as-asked", "log.ckpt.filename={epoch}", "log.ckpt.filename={epoch}-{step}"),
     example("checkpoints-are-kept-as-asked", "log.ckpt.save_top_k=-2", "log.ckpt.save_top_k=-1"),
     example("data-module-accepts-its-arguments", "data.num_workers=-1", "data.num_workers=0"),
+    example("data-module-accepts-its-arguments", assigned=({"data.seed": None}, {"data.seed": 0})),
     example(
         "splits-have-data", recipe="llama_tiny", corpus=({**CORPUS, "split": "100,0,0"}, {**CORPUS, "split": "95,5,0"})
+    ),
+    example(
+        "splits-have-data",
+        recipe="llama_tiny",
+        corpus=(
+            {**CORPUS, "paths": {"validation": "corpus"}},
+            {**CORPUS, "paths": {"train": "corpus", "validation": "corpus"}},
+        ),
     ),
     example(
         "callbacks-have-their-arguments",
@@ -789,6 +812,12 @@ EXAMPLES: tuple[Example, ...] = (
         "tokenizer-fits-the-vocabulary",
         "model.config.vocab_size=100",
         "model.config.vocab_size=None",
+        recipe="llama_tiny",
+    ),
+    example(
+        "tokenizer-fits-the-vocabulary",
+        f"'data={RECORDS},pad_token_id=300)'",
+        f"'data={RECORDS},pad_token_id=256)'",
         recipe="llama_tiny",
     ),
     example(

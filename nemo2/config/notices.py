@@ -39,10 +39,15 @@ def warn_without_effect(why: str, **arguments: tuple[Any, Any]) -> None:
         arguments: The value and the default of each argument.
     """
     for name, (value, default) in arguments.items():
-        setting = f"{name}={value!r}"
-        if value != default and setting not in _announced and here().rank == 0:
-            _announced.add(setting)
-            _log.warning("%s has no effect. %s", setting, why)
+        if value != default:
+            warn_once(f"{name}={value!r} has no effect. {why}")
+
+
+def warn_once(message: str) -> None:
+    """Warn on rank 0, unless this process has done so before."""
+    if message not in _announced and here().rank == 0:
+        _announced.add(message)
+        _log.warning("%s", message)
 
 
 def warn_about_unread(config: Any, prefix: str, why: str, *, but: str = "") -> None:

@@ -49,6 +49,14 @@ def misfits(target: Callable[..., Any], arguments: Mapping[Any, Any]) -> Iterato
                 yield f"{name}[{number}]" if items else str(name), one, wanted
 
 
+def nones(target: Callable[..., Any], arguments: Mapping[Any, Any]) -> Iterator[tuple[str, str]]:
+    """Name of each argument that is None, and the number or switch that ``target`` takes in its place and None of."""
+    hints = type_hints(target)
+    for name in (name for name, value in arguments.items() if value is None):
+        if (wanted := _NUMBERS.get(without_annotated(hints.get(name)))) is not None:
+            yield str(name), wanted
+
+
 def _wanted(hint: Any, value: Any) -> Optional[str]:
     """What the annotation takes, if ``value`` is certainly nothing of it. None: it may be."""
     choices = _choices(hint)

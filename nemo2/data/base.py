@@ -164,6 +164,11 @@ class MegatronDataModule(LightningDataModule):
         self._inputs = with_hashes(one.now for one in compared)
         return compared
 
+    def no_samples(self, split: str) -> Optional[str]:
+        """Why the settings leave no samples for a split, as a sentence. None: they leave some, or only the data tells."""
+        del split
+        return None
+
     def opened_inputs(self) -> list[Input]:
         """The inputs that `setup` has opened. Empty: unknown."""
         return []
@@ -217,6 +222,9 @@ class MegatronDataModule(LightningDataModule):
             self._datasets.update(self.build_datasets([mode]))
         dataset = self._datasets[mode]
         if dataset is None:
+            if mode == "train":  # Lightning would end the fit before its first step, as if it had succeeded
+                reason = self.no_samples("train") or f"data: this {type(self).__name__} has no training samples."
+                raise ConfigError(reason, rule="splits-have-data")
             return []
         before = self._order_before
         # Checkpoints of former releases tell less.

@@ -3,7 +3,7 @@
 
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Optional, Union
@@ -55,16 +55,17 @@ def parse_paths(paths: Paths) -> Union[Blend, dict[str, Optional[Blend]]]:
     return _blend(paths, "paths")
 
 
-def empty_splits(split: str, *, trains: bool, validates: bool) -> Iterator[str]:
-    """A sentence for each part that a run needs and to which ``split`` leaves no data."""
-    train, validation, _ = (float(share) for share in parse_split(split).split(","))
-    if trains and not train:
-        yield f"data.split={split!r} leaves no training data. Set its first number above 0."
-    if validates and not validation:
-        yield (
-            f"data.split={split!r} leaves no validation data. Set its second number above 0, or set "
-            "trainer.limit_val_batches=0 to skip validation."
-        )
+def empty_share(shares: str, split: str) -> Optional[str]:
+    """A sentence, if ``shares`` (the argument ``split`` of data modules) leaves no data to the split of this name."""
+    share = float(parse_split(shares).split(",")[SPLITS.index(split)])
+    if share or split == "test":
+        return None
+    if split == "train":
+        return f"data.split={shares!r} leaves no training data. Set its first number above 0."
+    return (
+        f"data.split={shares!r} leaves no validation data. Set its second number above 0, or set "
+        "trainer.limit_val_batches=0 to skip validation."
+    )
 
 
 def parse_split(split: str) -> str:

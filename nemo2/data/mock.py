@@ -74,6 +74,11 @@ class MockDataModule(MegatronDataModule):
             tokenizer = GPT2BPETokenizer(vocab_file, merges_file)
         self.tokenizer = tokenizer or NullTokenizer(GPT2_VOCAB_SIZE)
 
+    def no_samples(self, split: str) -> Optional[str]:
+        name = {"train": "num_train_samples", "validation": "num_val_samples", "test": "num_test_samples"}[split]
+        samples = getattr(self, name)
+        return None if samples else f"data.{name}={samples!r} leaves no samples. Set it to 1 or more."
+
     def build_datasets(self, splits: Sequence[str]) -> dict[str, Optional[Dataset]]:
         sizes = {"train": self.num_train_samples, "validation": self.num_val_samples, "test": self.num_test_samples}
         vocab_size = GPT2_VOCAB_SIZE if self.tokenizer is None else self.tokenizer.vocab_size

@@ -21,7 +21,7 @@ from nemo2.base.errors import ConfigError, DataError
 from nemo2.config.capture import configurable
 from nemo2.config.notices import warn_without_effect
 from nemo2.data.base import SPLITS, MegatronDataModule, arguments_of
-from nemo2.data.blend import Blend, empty_splits, parse_paths, parse_split
+from nemo2.data.blend import Blend, empty_share, parse_paths, parse_split
 from nemo2.data.index_cache import private_directory
 from nemo2.data.indexed import TokenFile, check_token_ids, open_token_file
 from nemo2.data.inputs import Input
@@ -29,6 +29,7 @@ from nemo2.data.megatron_datasets import build_datasets
 from nemo2.data.token_files import read_sidecar
 from nemo2.data.tokenizer import Tokenizer
 
+_SPLIT = "900,50,50"
 _COMPARED = 1024
 """The samples of each dataset by which two orders are told apart: a few pages of an index that may have billions. Two
 shuffles never begin with the same ones by chance."""
@@ -94,7 +95,7 @@ class PreTrainingDataModule(MegatronDataModule):
         reset_attention_mask: bool = False,
         eod_mask_loss: bool = False,
         seed: int = 1234,
-        split: str = "900,50,50",
+        split: str = _SPLIT,
         index_mapping_dir: Optional[str] = None,
         num_dataset_builder_threads: int = 1,
         num_train_samples: Optional[int] = None,
@@ -130,6 +131,16 @@ class PreTrainingDataModule(MegatronDataModule):
         self.object_storage_cache_path = object_storage_cache_path
         self._blends = parse_paths(paths)
         self._split = parse_split(split)
+        if isinstance(self._blends, Mapping):
+            warn_without_effect("data.paths names the datasets of each split.", split=(split, _SPLIT))
+        if not any("://" in prefix for blend in self._every_blend() for prefix in blend.prefixes):
+            warn_without_effect(
+                "No path is in object storage.", object_storage_cache_path=(object_storage_cache_path, None)
+            )
+        if dataset_cls is not None and not hasattr(dataset_cls, "build_low_level_dataset"):
+            raise ConfigError(
+                f"data.dataset_cls={dataset_cls!r}: must be a class such as Megatron-Core's GPTDataset, or None."
+            )
         self._files: dict[str, TokenFile] = {}
 
     def order(self) -> list[int]:
@@ -189,6 +200,11 @@ class PreTrainingDataModule(MegatronDataModule):
             return dataset  # the run ends before
         return dataset if dataset is None or limit is None else Subset(dataset, range(min(limit, len(dataset))))  # pyright: ignore[reportArgumentType]
 
+    def no_samples(self, split: str) -> Optional[str]:
+        if isinstance(self._blends, Mapping):
+            return None if self._blends[split] is not None else f"data.paths has no datasets for {split!r}."
+        return empty_share(self.split, split)
+
     def _refuse_empty(self, splits: Sequence[str]) -> None:
         """Raise ConfigError if a split that the trainer needs has no data. Otherwise it would train on nothing, with
         exit code 0."""
@@ -196,13 +212,11 @@ class PreTrainingDataModule(MegatronDataModule):
         running = getattr(getattr(trainer, "state", None), "fn", None)
         if trainer is None or running is None:
             return
-        trains = "train" in splits and running == "fit" and trainer.limit_train_batches != 0
-        if isinstance(self._blends, Mapping):
-            if trains and self._blends["train"] is None:
-                raise ConfigError("data.paths has no datasets for 'train'.", rule="splits-have-data")
-            return
-        validates = "validation" in splits and trainer.limit_val_batches != 0
-        if errors := list(empty_splits(self.split, trains=trains, validates=validates)):
+        needed = ["train"] if "train" in splits and running == "fit" and trainer.limit_train_batches != 0 else []
+        # A dictionary may leave out the validation.
+        if "validation" in splits and trainer.limit_val_batches != 0 and not isinstance(self._blends, Mapping):
+            needed.append("validation")
+        if errors := [reason for split in needed if (reason := self.no_samples(split))]:
             raise ConfigError("\n".join(errors), rule="splits-have-data")
 
     # Sizes
@@ -262,6 +276,10 @@ class PreTrainingDataModule(MegatronDataModule):
             if isinstance(interval, int) and interval > 0:
                 evaluations = self.trainer.max_steps // interval + 1
         return evaluations * int(limit) * self.global_batch_size
+
+    def _every_blend(self) -> list[Blend]:
+        blends = self._blends.values() if isinstance(self._blends, Mapping) else [self._blends]
+        return [blend for blend in blends if blend is not None]
 
     def _blend_of(self, split: str) -> Optional[Blend]:
         if isinstance(self._blends, Mapping):

@@ -14,6 +14,7 @@ from torch.utils.data import (
     SequentialSampler,
 )
 
+from nemo2.base.errors import ConfigError
 from nemo2.base.names import check_choice
 from nemo2.config.capture import configurable
 from nemo2.data.batch_sampler import (
@@ -195,6 +196,12 @@ class MegatronDataSampler(DataSampler):
             "data_parallel_size": size,
         }
         if mode == "train":
+            if self.init_global_step > self._global_step():
+                raise ConfigError(
+                    f"data.init_global_step={self.init_global_step} is more than the trainer's step, {self._global_step()}: "
+                    "it is the step at which this data begins, so the samples of the steps before would not be counted, "
+                    "and a resume would repeat them. Set it to 0."
+                )
             if consumed_samples and consumed_samples != self.consumed_samples:
                 self.init_consumed_samples, self.init_global_step = consumed_samples, self._global_step()
             limit = getattr(self.trainer, "limit_train_batches", None)

@@ -24,6 +24,7 @@ from nemo2.base.backend.extras import install
 from nemo2.base.counts import require_counts
 from nemo2.base.errors import ConfigError, DataError
 from nemo2.config.capture import configurable
+from nemo2.config.notices import warn_without_effect
 
 END_OF_DOCUMENT = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eos|>")
 """Spellings of the end-of-document token, in order of precedence, for tokenizer files that don't name it."""
@@ -197,6 +198,7 @@ class BPETokenizer(Tokenizer):
         pad_token: Optional[str] = None,
         chat_template: Optional[str] = None,
     ) -> None:
+        _check_tokens(eos_token=eos_token, bos_token=bos_token, pad_token=pad_token)
         self.path = str(path)
         self.eos_token = eos_token
         self.bos_token = bos_token
@@ -363,6 +365,11 @@ class AutoTokenizer(Tokenizer):
         pad_token: Optional[str] = None,
         chat_template: Optional[str] = None,
     ) -> None:
+        _check_tokens(eos_token=eos_token, bos_token=bos_token, pad_token=pad_token)
+        if revision is not None and Path(pretrained_model_name).is_dir():
+            warn_without_effect(
+                f"{pretrained_model_name} is a folder, which has one revision only.", revision=(revision, None)
+            )
         self.pretrained_model_name = str(pretrained_model_name)
         self.use_fast = use_fast
         self.trust_remote_code = trust_remote_code
@@ -529,6 +536,14 @@ class ByteTokenizer(Tokenizer):
 
     def __repr__(self) -> str:
         return "ByteTokenizer()"
+
+
+def _check_tokens(**tokens: Any) -> None:
+    """Raise ConfigError for a special token that is no text, such as an id."""
+    for name, token in tokens.items():
+        text = getattr(token, "content", token)  # transformers also takes an AddedToken
+        if token is not None and not (isinstance(text, str) and text):
+            raise ConfigError(f"{name}={token!r}: must be the text of a token, or None.")
 
 
 def _ids_below(vocabulary: Mapping[str, int]) -> int:

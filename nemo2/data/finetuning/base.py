@@ -8,7 +8,7 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from math import lcm
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any, ClassVar, Optional
 
 import numpy as np
 from torch.utils.data import Dataset
@@ -18,7 +18,7 @@ from nemo2.base.errors import ConfigError, DataError, Nemo2Error
 from nemo2.base.files import replaceable_file, replacing
 from nemo2.data.base import MegatronDataModule, arguments_of
 from nemo2.data.finetuning.check import check_records
-from nemo2.data.finetuning.encode import BadRecords, Report, encode_all, nothing_left
+from nemo2.data.finetuning.encode import BadRecords, Report, encode_all, not_read, nothing_left
 from nemo2.data.finetuning.packing import Fullness, PackedSequenceSpecs, pack
 from nemo2.data.finetuning.rows import Collate, PackedRows, SampleRows
 from nemo2.data.finetuning.sample import Encoder
@@ -48,6 +48,9 @@ class SampleDataModule(MegatronDataModule):
     """The default of this setting for models trained on this data. Samples have different numbers of tokens that
     count, and each token counts the same, in whichever micro-batch it is."""
 
+    encodes: ClassVar[Optional[type[Encoder]]] = None
+    """The encoder of all records. None: a record decides by its fields."""
+
     def __init__(
         self,
         *,
@@ -70,7 +73,13 @@ class SampleDataModule(MegatronDataModule):
         self.memmap_workers = memmap_workers
         self.packed_sequence_specs = packed_sequence_specs
         self.dataset_kwargs = dataset_kwargs
+        if not isinstance(packed_sequence_specs, PackedSequenceSpecs | None):
+            raise ConfigError(
+                f"data.packed_sequence_specs={packed_sequence_specs!r}: must be a PackedSequenceSpecs, or None."
+            )
         self.settings = DatasetSettings.of(dataset_kwargs)
+        if self.encodes is not None and (unread := self.settings.unread_by(self.encodes)):
+            raise ConfigError(not_read(unread, type(self).__name__))
         self.prepare_data_per_node = False  # rank 0 prepares, because all ranks see its files
         self.reports: dict[str, Report] = {}
         """What happened to the records of each split that was built."""
@@ -229,6 +238,7 @@ class SampleDataModule(MegatronDataModule):
             ConfigError: a setting of the samples does not fit the tokenizer, or a download needs a missing package.
             DataError: the source is missing, a record is malformed, or there are fewer rows than in a global batch.
         """
+        self._refuse_metadata_path()
         own, self.tokenizer = self.tokenizer, tokenizer
         try:
             for split in ("train", "validation"):
@@ -249,8 +259,7 @@ class SampleDataModule(MegatronDataModule):
         source = self.source(split)
         if source is None:
             return None
-        if self._packing.packed_metadata_path is not None:
-            replaceable_file(self._packing.packed_metadata_path)  # before the work of an hour
+        self._refuse_metadata_path()  # before the work of an hour
         encoder, limits = self.encoder(), self.settings.limits(self.seq_length + 1)
         facts = {
             "format": _FORMAT,
@@ -278,6 +287,11 @@ class SampleDataModule(MegatronDataModule):
         summary = samples.report
         (_log.warning if summary.places else _log.info)("%s samples (%s): %s", split, source.name, summary)
         return samples
+
+    def _refuse_metadata_path(self) -> None:
+        """Raise ConfigError if the file about the packs can't be written there."""
+        if self.packed and self._packing.packed_metadata_path is not None:
+            replaceable_file(self._packing.packed_metadata_path)
 
     def _folder(self, split: str, key: str) -> Path:
         if self.packed:

@@ -60,7 +60,7 @@ def check_records(
         try:
             encoder.check(record)
             unencoded += 1
-            bad.note_unused(encoder.unused(record))
+            bad.note_unused(encoder.unused(record), encoder.unread(record))
         except Empty as why:
             report.note(EMPTY, where, str(why))
         except Malformed as why:

@@ -10,7 +10,7 @@ from itertools import islice
 from typing import Any, Literal, Optional
 
 from nemo2.base.advice import dataset_setting
-from nemo2.base.counts import counted
+from nemo2.base.counts import counted, require_counts
 from nemo2.base.errors import DataError
 from nemo2.base.names import check_choice
 from nemo2.data.documents import BadInput, OnBadLine
@@ -70,6 +70,16 @@ def nothing_left(name: str, report: Report) -> DataError:
     return DataError(f"{name} leaves nothing to train on. {report}")
 
 
+def not_read(settings: Collection[str], reader: str) -> str:
+    """The message about settings that the samples of the data don't depend on."""
+    none = reader.startswith("no ")
+    return (
+        f"data.dataset_kwargs has {', '.join(settings)}, which {reader} {'reads' if none else 'does not read'}: "
+        "prompt_template, label_key, add_bos, add_eos, answer_only_loss and truncation are for records of text fields, "
+        "chat_template and turns for conversations. Remove what is not read."
+    )
+
+
 @dataclass(frozen=True)
 class Limits:
     """The limits on samples, and the treatment of records beyond them.
@@ -96,6 +106,7 @@ class Limits:
         check_choice("on_too_long", self.on_too_long, OnTooLong)
         check_choice("on_bad_line", self.on_bad_line, OnBadLine)
         check_choice("on_special_token", self.on_special_token, OnSpecialToken)
+        require_counts("data.dataset_kwargs", least=0, max_bad_lines=self.max_bad_lines)
 
 
 class BadRecords(BadInput):
@@ -106,6 +117,8 @@ class BadRecords(BadInput):
         self.into = report
         self.unused: Optional[Collection[str]] = None
         """The fields that all good records so far have and no template names. None: there are no such records."""
+        self.unread: Optional[Collection[str]] = None
+        """The settings that no good record so far reads. None: there are no such records."""
         self.num_good = 0
 
     @property
@@ -117,17 +130,20 @@ class BadRecords(BadInput):
         self.into.records += 1
         self.into.note(_MALFORMED, where, why)
 
-    def note_unused(self, unused: Collection[str]) -> None:
-        """Record the fields of a good record that no template names."""
+    def note_unused(self, unused: Collection[str], unread: Collection[str]) -> None:
+        """Record the fields of a good record that no template names, and the settings that it doesn't read."""
         self.unused = unused if self.unused is None else [name for name in self.unused if name in unused]
+        self.unread = unread if self.unread is None else [name for name in self.unread if name in unread]
         self.num_good += 1
 
     def refuse_unused(self) -> None:
         """Called after the last record.
 
         Raises:
-            DataError: all records have a field that no template names.
+            DataError: all records have a field that no template names, or don't read a setting.
         """
+        if self.unread:
+            raise DataError(not_read(self.unread, "no record of this data"))
         for name in self.unused or ():
             raise DataError(f"All {counted(self.num_good, 'record')}: {not_shown(name)}")
 
@@ -178,7 +194,7 @@ def encode_all(
             report.note(_UNREAD, where, ", ".join(map(repr, (*sample.unused, *sample.beside))))
         if sample.lost is not None:
             report.note(_LOST, where, sample.lost)
-        bad.note_unused(sample.unused)
+        bad.note_unused(sample.unused, sample.unread)
         if sample.special is not None:
             report.note(_AS_TEXT if limits.on_special_token == "text" else _SPECIAL, where, repr(sample.special))
         report.samples += 1

@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from nemo2.base.errors import ConfigError, DataError
 from nemo2.config.capture import configurable
+from nemo2.config.notices import warn_without_effect
 from nemo2.data.base import SPLITS, arguments_of
 from nemo2.data.documents import BadInput
 from nemo2.data.finetuning.base import SampleDataModule
@@ -103,6 +104,14 @@ class HFDatasetDataModule(SampleDataModule):
         self.pad_token_id = pad_token_id
         self.pad_seq_len_divisible = pad_seq_len_divisible
         self.streaming = streaming or type(path_or_dataset).__name__ in ("IterableDataset", "IterableDatasetDict")
+        if self.streaming:
+            unread = {"tokenizer_model_name", "packed_train_data_path", "packed_val_data_path", "packed_metadata_path"}
+            warn_without_effect(
+                "A stream is read in the training process, and its samples are not stored.",
+                memmap_workers=(memmap_workers, 1),
+                index_mapping_dir=((dataset_kwargs or {}).get("index_mapping_dir"), None),
+                **{name: (getattr(self._packing, name), None) for name in sorted(unread)},
+            )
         self.aliases = {
             "train": train_aliases or ALIASES["train"],
             "validation": val_aliases or ALIASES["validation"],
@@ -126,6 +135,14 @@ class HFDatasetDataModule(SampleDataModule):
                 )
             parts[own] = part
         return parts
+
+    def no_samples(self, split: str) -> Optional[str]:
+        if self.split is None or split in self._parts:
+            return None
+        return (
+            f"data.split={self.split!r} names no part of the {split} split. Add one, such as "
+            f"{self.aliases[split][0]!r}, or set data.split=None to use all splits."
+        )
 
     def reads_text(self) -> bool:
         file = Path(self.path_or_dataset).expanduser() if isinstance(self.path_or_dataset, str | Path) else None
@@ -247,7 +264,10 @@ class HFDatasetDataModule(SampleDataModule):
 
     @cached_property
     def chat_template(self) -> Optional[str]:
-        return None if self.tokenizer is None else self.settings.chat(self.tokenizer).explicit_template
+        try:
+            return None if self.tokenizer is None else self.settings.chat(self.tokenizer).explicit_template
+        except (ConfigError, ImportError):
+            return None  # the tokenizer renders no template, so no record was a conversation
 
     @cached_property
     def cache_root(self) -> Path:

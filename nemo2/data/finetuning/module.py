@@ -13,6 +13,7 @@ from nemo2.data.finetuning.chat import NEMO_TEMPLATE, ChatEncoder
 from nemo2.data.finetuning.packing import PackedSequenceSpecs
 from nemo2.data.finetuning.sample import Encoder
 from nemo2.data.finetuning.sources import RecordFiles, Source
+from nemo2.data.finetuning.template import TemplateEncoder
 from nemo2.data.tokenizer import Tokenizer
 
 FILES = {"train": "training.jsonl", "validation": "validation.jsonl", "test": "test.jsonl"}
@@ -46,6 +47,8 @@ class FineTuningDataModule(SampleDataModule):
         ConfigError: an invalid setting, or two settings that contradict each other.
         DataError: at setup, if a file is missing, a line is malformed, or no sample remains.
     """
+
+    encodes = TemplateEncoder
 
     def __init__(
         self,
@@ -119,6 +122,8 @@ class ChatDataModule(FineTuningDataModule):
             ``dataset_kwargs={"chat_template": ...}``. False: use NeMo's format with the tokens ``<extra_id_0>`` and
             ``<extra_id_1>``.
     """
+
+    encodes = ChatEncoder
 
     def __init__(
         self,

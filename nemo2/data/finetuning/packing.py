@@ -8,7 +8,7 @@ sequence of a row into 2 * cp equal chunks, so each sequence is padded to a mult
 import logging
 from bisect import bisect_left, insort
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Optional
 
 import numpy as np
@@ -16,6 +16,7 @@ import numpy as np
 from nemo2.base.counts import counted, is_count
 from nemo2.base.errors import ConfigError, DataError
 from nemo2.config.capture import configurable
+from nemo2.config.notices import warn_without_effect
 
 _log = logging.getLogger(__name__)
 
@@ -58,6 +59,12 @@ class PackedSequenceSpecs:
                     f"{name}={getattr(self, name)!r}: NeMo's packed files are pickles, and loading a pickle can run "
                     "code, so nemo2 does not read them. Name a folder instead. Packing again takes seconds."
                 )
+        if not self.active:
+            others = [one for one in fields(self) if one.name != "packed_sequence_size"]
+            warn_without_effect(
+                f"Samples are not packed, because packed_sequence_size is {size}.",
+                **{one.name: (getattr(self, one.name), one.default) for one in others},
+            )
 
     @property
     def active(self) -> bool:

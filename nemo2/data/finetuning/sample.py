@@ -23,6 +23,7 @@ class Sample:
             on_special_token="text". None: there is none.
         unused: Fields of the record with text that the sample lacks, but that a prompt template could name.
         beside: Other fields with text that the sample lacks: those of a conversation, and descriptions of several words.
+        unread: Settings with other values than their defaults that decide records of other kinds only, as ``add_bos=True``.
         lost: What the tokenizer left out of the text, or made an unknown token. None: nothing.
     """
 
@@ -32,6 +33,7 @@ class Sample:
     special: Optional[str] = None
     unused: tuple[str, ...] = ()
     beside: tuple[str, ...] = ()
+    unread: tuple[str, ...] = ()
     lost: Optional[str] = None
 
     @property
@@ -80,6 +82,11 @@ class Encoder(ABC):
 
     def unused(self, record: Any) -> Collection[str]:
         """`Sample.unused` of a good record, without rendering or tokenizing it."""
+        del record
+        return ()
+
+    def unread(self, record: Any) -> Collection[str]:
+        """`Sample.unread` of a good record, without rendering or tokenizing it."""
         del record
         return ()
 

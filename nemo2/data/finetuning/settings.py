@@ -1,24 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
 """``dataset_kwargs``: how records become samples, with the names of NeMo's datasets."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Optional, TypeVar, Union, get_type_hints
 
+from nemo2.base.advice import advice
 from nemo2.base.errors import ConfigError
-from nemo2.base.names import did_you_mean
+from nemo2.base.names import did_you_mean, shortened
+from nemo2.config.notices import warn_once
 from nemo2.config.typed_text import WrongType
 from nemo2.config.values import typed
 from nemo2.data.documents import OnBadLine
 from nemo2.data.finetuning.chat import ChatEncoder, Turns
 from nemo2.data.finetuning.encode import Limits, OnTooLong
 from nemo2.data.finetuning.fields import FieldsEncoder
+from nemo2.data.finetuning.sample import Encoder
 from nemo2.data.finetuning.template import Side, TemplateEncoder
 from nemo2.data.special_text import OnSpecialToken
 from nemo2.data.tokenizer import Tokenizer
 
 T = TypeVar("T")
+_ESCAPE = re.compile(r"\\[nt]")
 
 
 @dataclass(frozen=True)
@@ -62,6 +67,8 @@ class DatasetSettings:
         Raises:
             ConfigError: an unknown name, or an invalid value.
         """
+        if not isinstance(dataset_kwargs, Mapping | None):
+            raise ConfigError(f"data.dataset_kwargs={dataset_kwargs!r}: must be settings by their names, or None.")
         hints, options = get_type_hints(cls), {}
         for name, value in (dataset_kwargs or {}).items():
             if name not in hints:
@@ -72,7 +79,36 @@ class DatasetSettings:
                 raise ConfigError(f"data.dataset_kwargs.{name} {error}.") from error
         settings = cls(**options)
         settings.limits(1)
+        if settings.truncation_field is None and settings.truncation_method == "left":
+            raise ConfigError(
+                "data.dataset_kwargs.truncation_method='left' with truncation_field=None: without a field to truncate, a "
+                "sample's end is cut off. Name a field, or set truncation_method='right'."
+            )
+        if escape := _ESCAPE.search(settings.prompt_template or ""):
+            quoted = advice(
+                """write quotes within the shell's: '"{input}\\n{output}"'""",
+                "write it without r and with one backslash",
+            )
+            warn_once(
+                f"data.dataset_kwargs.prompt_template contains the two characters {escape[0]}, and samples will show them. For a "
+                f"line break or a tab, {quoted}."
+            )
         return settings
+
+    def unread_by(self, kind: Optional[type[Encoder]] = None) -> list[str]:
+        """The settings that decide samples of another kind of records only, with their values, as ``add_bos=True``. Settings
+        with their defaults are left out.
+
+        Args:
+            kind: The encoder of the records. None: of records that already are token ids, which reads none of them.
+        """
+        of_kinds = {one: {field.name for field in fields(one)} for one in (TemplateEncoder, ChatEncoder)}
+        others = set().union(*of_kinds.values()) - of_kinds.get(kind, set())  # pyright: ignore[reportArgumentType, reportCallIssue]
+        return [
+            f"{one.name}={shortened(repr(value))}"
+            for one in fields(self)
+            if one.name in others and (value := getattr(self, one.name)) != one.default
+        ]
 
     def template(self, tokenizer: Tokenizer) -> Union[TemplateEncoder, FieldsEncoder]:
         """The encoder for records of fields."""
@@ -81,7 +117,7 @@ class DatasetSettings:
                 TemplateEncoder, tokenizer=tokenizer, prompt_template="{input} {output}", truncation_field="input"
             )
             return FieldsEncoder(plain, self.truncation_field)
-        template = self.prompt_template or "{input} {output}"
+        template = "{input} {output}" if self.prompt_template is None else self.prompt_template
         return self._as(TemplateEncoder, tokenizer=tokenizer, prompt_template=template)
 
     def chat(self, tokenizer: Tokenizer, default_template: Optional[str] = None) -> ChatEncoder:

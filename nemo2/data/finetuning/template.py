@@ -36,7 +36,7 @@ class TemplateEncoder(Encoder):
         label_key: The field with which the answer begins.
         truncation_field: The field that is truncated in a sample that is too long. If the template doesn't name "input", the
             default, the last field of the prompt is truncated. None: the sample's end is truncated.
-        truncation_method: The side on which that field is truncated.
+        truncation_method: The side on which that field is truncated. An answer keeps its end token only on the "left".
         add_bos, add_eos: Begin the prompt with the tokenizer's begin-of-sequence token, or end the answer with its
             end-of-sequence token.
         answer_only_loss: Train on the answer only. False: also train on the prompt.
@@ -57,7 +57,7 @@ class TemplateEncoder(Encoder):
     special_as_text: bool = False
 
     def __post_init__(self) -> None:
-        names = [name for _, name in self._pieces if name is not None]
+        names = self._names
         if self.label_key not in names:
             raise ConfigError(
                 f"prompt_template={self.prompt_template!r} does not contain {{{self.label_key}}}, the answer "
@@ -77,6 +77,10 @@ class TemplateEncoder(Encoder):
         settings = {name: value for name, value in vars(self).items() if name != "tokenizer" and name[0] != "_"}
         return {"encoder": "template", **settings, "tokenizer": identity_of(self.tokenizer)}
 
+    def fits(self, record: Mapping[str, Any]) -> bool:
+        """Whether a record has the fields that the template names."""
+        return all(name in record for name in self._names)
+
     def check(self, record: Any) -> None:
         self._fields(record)
 
@@ -92,7 +96,7 @@ class TemplateEncoder(Encoder):
         if name == DEFAULT_FIELD and name not in fields:
             prompt = list(fields)[: list(fields).index(self.label_key)]
             name = prompt[-1] if prompt else None
-        if name is None or name == self.label_key:
+        if name is None or (name == self.label_key and self.truncation_method == "right"):
             return super().truncate(record, sample, max_tokens)
         text = fields[name]
 
@@ -105,7 +109,7 @@ class TemplateEncoder(Encoder):
         return super().truncate(record, best, max_tokens)
 
     def _fields(self, record: Any) -> dict[str, str]:
-        fields = {name: _text(record, name) for _, name in self._pieces if name is not None}
+        fields = {name: _text(record, name) for name in self._names}
         if not fields[self.label_key].strip():
             raise Empty(f"the answer, {self.label_key!r}, is empty")
         return fields
@@ -154,9 +158,22 @@ class TemplateEncoder(Encoder):
     def _pieces(self) -> list[tuple[str, Optional[str]]]:
         """Pairs of a text and the name after it."""
         try:
-            return [(text, name) for text, name, _, _ in Formatter().parse(self.prompt_template)]
+            pieces = list(Formatter().parse(self.prompt_template))
         except ValueError as error:
             raise ConfigError(f"prompt_template={self.prompt_template!r}: {error}.") from error
+        for _, name, form, conversion in pieces:
+            if form or conversion:
+                whole = f"{name}{f'!{conversion}' if conversion else ''}{f':{form}' if form else ''}"
+                raise ConfigError(
+                    f"prompt_template={self.prompt_template!r}: {{{whole}}} asks for a form of the field, but a template only "
+                    f"inserts text. Write {{{name}}}."
+                )
+        return [(text, name) for text, name, _, _ in pieces]
+
+    @property
+    def _names(self) -> list[str]:
+        """The names of the template's fields."""
+        return [name for _, name in self._pieces if name is not None]
 
 
 def _text(record: Any, name: str) -> str:

@@ -2,14 +2,17 @@
 """Encodes records that already are token ids, and sources with several kinds of records."""
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Optional
 
 from nemo2.base.errors import ConfigError
+from nemo2.data.finetuning.chat import ChatEncoder
 from nemo2.data.finetuning.dialects import has_messages
+from nemo2.data.finetuning.fields import FieldsEncoder
 from nemo2.data.finetuning.sample import Empty, Encoder, Malformed, Sample
 from nemo2.data.finetuning.settings import DatasetSettings
+from nemo2.data.finetuning.template import TemplateEncoder
 from nemo2.data.tokenizer import Tokenizer
 
 IGNORED = -100
@@ -80,7 +83,7 @@ class TokenEncoder(Encoder):
 
 @dataclass(frozen=True)
 class AnyEncoder(Encoder):
-    """Encode each record by its fields: ``input_ids``, messages, or the fields of the prompt template.
+    """Encode each record by its fields: those of a ``prompt_template`` that is set, ``input_ids``, messages, or a usual form.
 
     The tokenizer may be None if all records have ``input_ids``.
     """
@@ -96,7 +99,8 @@ class AnyEncoder(Encoder):
             chat = dict(self._chat.identity)
         except (ConfigError, ImportError):
             chat = None  # in that case no record may be a conversation
-        return {**self._template.identity, "encoder": "any", "chat": chat}
+        first = {} if self.settings.prompt_template is None else {"first": "prompt_template"}
+        return {**self._template.identity, "encoder": "any", "chat": chat, **first}
 
     @cached_property
     def _tokens(self) -> TokenEncoder:
@@ -110,6 +114,13 @@ class AnyEncoder(Encoder):
     def _chat(self) -> Any:
         return self.settings.chat(self._needed)
 
+    @cached_property
+    def _unread(self) -> Mapping[type[Encoder], Collection[str]]:
+        """The settings that each encoder doesn't read."""
+        of_fields = self.settings.unread_by(TemplateEncoder)
+        of_chats, of_tokens = self.settings.unread_by(ChatEncoder), self.settings.unread_by()
+        return {TemplateEncoder: of_fields, FieldsEncoder: of_fields, ChatEncoder: of_chats, TokenEncoder: of_tokens}
+
     @property
     def _needed(self) -> Tokenizer:
         if self.tokenizer is None:
@@ -122,15 +133,21 @@ class AnyEncoder(Encoder):
     def unused(self, record: Any) -> Collection[str]:
         return self._encoder_of(record).unused(record)
 
+    def unread(self, record: Any) -> Collection[str]:
+        return self._unread[type(self._encoder_of(record))]
+
     def encode(self, record: Any) -> Sample:
-        return self._encoder_of(record).encode(record)
+        return replace(self._encoder_of(record).encode(record), unread=tuple(self.unread(record)))
 
     def truncate(self, record: Any, sample: Sample, max_tokens: int) -> Sample:
-        return self._encoder_of(record).truncate(record, sample, max_tokens)
+        return replace(self._encoder_of(record).truncate(record, sample, max_tokens), unread=sample.unread)
 
     def _encoder_of(self, record: Any) -> Encoder:
         if not isinstance(record, Mapping):
             raise Malformed(f"a {type(record).__name__}, not a record with named fields")
+        own = self.settings.prompt_template is not None and self.tokenizer is not None
+        if own and self._template.fits(record):
+            return self._template
         if record.get("input_ids") is not None:
             return self._tokens
         return self._chat if has_messages(record) else self._template

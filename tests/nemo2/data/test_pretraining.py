@@ -358,3 +358,25 @@ def test_megatrons_configuration_can_be_read_and_says_what_the_arguments_say(pat
     assert getattr(config, field) == data.build_kwargs[field]
     with pytest.raises(TypeError):
         data.build_kwargs[field] = None
+
+
+@pytest.mark.parametrize(
+    ("options", "setting"),
+    [
+        ({"split": "99,1,0"}, "split='99,1,0' has no effect"),
+        ({"object_storage_cache_path": "x"}, "No path is in object"),
+    ],
+)
+def test_settings_that_the_paths_leave_without_effect_are_told(monkeypatch, caplog, options, setting):
+    monkeypatch.setattr(notices, "_announced", set())
+    module({"train": "a", "validation": "b"}, **options)
+    assert setting in caplog.text
+    caplog.clear()
+    module("a" if "split" in options else "s3://bucket/a", **options)
+    assert not caplog.text
+
+
+@pytest.mark.parametrize("cls", ["GPTDataset", dict])
+def test_a_dataset_class_is_one_of_megatrons_kind(cls):
+    with pytest.raises(ConfigError, match="data.dataset_cls="):
+        module("a", dataset_cls=cls)

@@ -204,3 +204,14 @@ def test_the_calculator_follows_the_ramp_up(calculator_after):
 def test_wrong_settings_are_refused_in_words(calculator_after, kwargs, words):
     with pytest.raises(ConfigError, match=words):
         make(**kwargs).setup(global_rank=0)
+
+
+def test_data_that_begins_after_the_trainers_step_is_refused():
+    """Its samples would not be counted, and a resume would repeat them."""
+    sampler = make(init_global_step=3)
+    for step in (3, 5, 2):
+        sampler.connect(SimpleNamespace(global_step=step, limit_train_batches=None, overfit_batches=0))
+        if step >= 3:
+            assert sampler.transform_dataloader(DataLoader(Numbers(64))) is not None
+    with pytest.raises(ConfigError, match="data.init_global_step=3 is more than the trainer's step, 2"):
+        sampler.transform_dataloader(DataLoader(Numbers(64)))

@@ -10,6 +10,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 from nemo2.base.errors import ConfigError, DataError
+from nemo2.config import notices
 from nemo2.data.bpe import train_bpe
 from nemo2.data.tokenizer import (
     AutoTokenizer,
@@ -233,3 +234,18 @@ def test_a_vocabulary_with_holes_is_as_large_as_its_largest_id(tmp_path):
     for tokenizer in (BPETokenizer(tmp_path / "tokenizer.json"), AutoTokenizer(str(tmp_path / "hf"))):
         assert tokenizer.text_to_ids("x z y") == [0, 9, 1] and tokenizer.eos_id == 17
         assert tokenizer.vocab_size == 18
+
+
+@pytest.mark.parametrize(("kind", "token"), [(BPETokenizer, 2), (AutoTokenizer, ""), (AutoTokenizer, 7)])
+def test_special_tokens_are_texts(kind, token):
+    with pytest.raises(ConfigError, match="must be the text of a token"):
+        kind("folder", eos_token=token)
+
+
+def test_a_revision_of_a_folder_is_told(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(notices, "_announced", set())
+    AutoTokenizer(str(tmp_path), revision="v2")
+    assert "revision='v2' has no effect" in caplog.text
+    caplog.clear()
+    AutoTokenizer("organisation/name", revision="v2")
+    assert not caplog.text

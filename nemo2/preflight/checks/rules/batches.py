@@ -70,17 +70,19 @@ def _samples(facts: Facts) -> Iterator[str]:
 
 @BATCHES.rule("samples-for-a-step")
 def _step(facts: Facts) -> Iterator[str]:
-    """Mock data must have enough samples for one global batch, for training and, if the trainer validates, for
-    validation. So must the fraction of them to which the trainer limits an epoch or a validation.
+    """`num_train_samples` must be enough for one global batch and, if the trainer validates, `num_val_samples` too. So must the
+    fraction of them to which the trainer limits an epoch or a validation.
 
     Otherwise: The sampler or Lightning raises an error on every rank.
     """
     gbs, data = facts.global_batch_size, facts.data
-    if hasattr(data, "paths") or not is_count(gbs):
+    if not is_count(gbs):
         return
+    # Of data from files, the rule above judges the training samples of a run with max_steps.
+    steps = hasattr(facts.parts.get("data"), "train_samples_problem") and is_count(facts.at("trainer.max_steps"))
     overfit = facts.at("trainer.overfit_batches")
     limits = (("num_train_samples", "limit_train_batches"), ("num_val_samples", "limit_val_batches"))
-    for name, limit in limits[: 1 + facts.validates]:
+    for name, limit in limits[int(steps) : 1 + facts.validates]:
         samples, limit = getattr(data, name, None), "overfit_batches" if overfit else limit
         if not is_count(samples):
             continue

@@ -61,8 +61,15 @@ def _early_stopping(facts: Facts) -> Iterator[str]:
     """
     from lightning.pytorch.callbacks import EarlyStopping
 
-    trainer = facts.trainer
-    if getattr(trainer, "limit_val_batches", None) != 0 or not facts.trains:
+    trainer, data = facts.trainer, facts.parts.get("data")
+    none = (
+        "trainer.limit_val_batches=0."
+        if getattr(trainer, "limit_val_batches", None) == 0
+        else data.no_samples("validation")
+        if hasattr(data, "no_samples")
+        else None
+    )
+    if none is None or not facts.trains:
         return
     # Lightning's choice where the callback makes none.
     by_epoch = [getattr(trainer, name, None) in (None, 1) for name in ("val_check_interval", "check_val_every_n_epoch")]
@@ -73,8 +80,8 @@ def _early_stopping(facts: Facts) -> Iterator[str]:
         chosen = getattr(callback, "check_on_train_epoch_end", getattr(callback, "_check_on_train_epoch_end", None))
         if not (all(by_epoch) if chosen is None else chosen) or monitor.startswith("val"):
             yield (
-                f"{path}.monitor={monitor!r}: trainer.limit_val_batches=0, so the run never validates and "
-                "never stops early. Set trainer.limit_val_batches to a number of batches, or remove the callback."
+                f"{path}.monitor={monitor!r}: the run never validates, and so never stops early. {none} Let it validate, or "
+                "remove the callback."
             )
 
 

@@ -217,15 +217,18 @@ def _tokenizer_of_data(facts: Facts) -> Any:
 
 @FILES.rule("tokenizer-fits-the-vocabulary")
 def _vocabulary(facts: Facts) -> Iterator[str]:
-    """`vocab_size` must be at least the number of the tokenizer's tokens.
+    """`vocab_size` must be at least the number of the tokenizer's tokens, and `pad_token_id` one of its ids.
 
-    Otherwise: The run stops on every rank when it builds the model.
+    Otherwise: The run stops on every rank, when it builds the model or at its first padded batch.
     """
     try:
         tokenizer = tokenizer_of(facts)
         in_range = is_count(facts.of_model("make_vocab_size_divisible_by"))  # else another rule is broken
         if tokenizer is not None and in_range and hasattr(facts.config, "padded_vocab_size"):
-            facts.config.padded_vocab_size(tokenizer)  # pyright: ignore[reportOptionalMemberAccess]
+            ids: int = facts.config.num_token_ids(tokenizer)  # pyright: ignore[reportOptionalMemberAccess]
+            pad = getattr(facts.parts.get("data"), "pad_token_id", None)
+            if is_count(pad) and pad >= ids:
+                yield f"data.pad_token_id={pad}: must be an id of the vocabulary, which has {ids} ids (0 to {ids - 1})."
     except Nemo2Error as error:
         yield str(error)
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from nemo2.base.names import did_you_mean
 from nemo2.config.factories import missing_arguments
+from nemo2.config.value_types import nones
 from nemo2.config.walk import class_of, iterate_nodes
-from nemo2.data.blend import empty_splits
 from nemo2.preflight.checks import domains
 from nemo2.preflight.checks.domains import out_of_range
 from nemo2.preflight.checks.facts import Facts
@@ -81,18 +81,18 @@ def _strategy(facts: Facts) -> Iterator[str]:
     """
     strategy: Any = class_of(facts.strategy)
     model: Any = class_of(facts.at("model"))
-    name = facts.strategy if isinstance(facts.strategy, str) else getattr(strategy, "__name__", "")
-    known = _lightning_strategies() if isinstance(facts.strategy, str) else [name]
+    name = facts.strategy if strategy is str else getattr(strategy, "__name__", "")
+    lightnings = strategy is str or getattr(strategy, "__module__", "").startswith("lightning.")
+    known = _lightning_strategies() if strategy is str else [name]
     if name not in known:
         yield (
             f"trainer.strategy={name!r}: Lightning has no such strategy{did_you_mean(name, known)} "
             "Set a strategy such as MegatronStrategy, or one of Lightning's names."
         )
-    elif isinstance(facts.strategy, str) or getattr(strategy, "__module__", "").startswith("lightning."):
-        if any(kind.__module__ == "nemo2.models.gpt" for kind in getattr(model, "__mro__", ())):
-            from nemo2.models.gpt import without_groups
+    elif lightnings and any(kind.__module__ == "nemo2.models.gpt" for kind in getattr(model, "__mro__", ())):
+        from nemo2.models.gpt import without_groups
 
-            yield without_groups(model.__name__, f"trainer.strategy={name}")
+        yield without_groups(model.__name__, f"trainer.strategy={name}")
     if facts.sizes:
         yield from facts.settled.refused("strategy-has-what-it-is-asked")
     if facts.of_strategy("init_model_parallel") is False:
@@ -154,22 +154,28 @@ def _data(facts: Facts) -> Iterator[str]:
     """
     # As above.
     problems = list(out_of_range(facts.data, "data", domains.data_domains(facts.data)))
+    kind = class_of(facts.data)
+    if getattr(kind, "__module__", "").startswith("nemo2."):  # whose annotations are exact
+        absent = nones(kind, getattr(facts.data, "__arguments__", {}))
+        problems += [f"data.{name}=None: takes {wanted}. Leave it out for its default." for name, wanted in absent]
     yield from problems or facts.settled.refused("data-module-accepts-its-arguments")
 
 
 @SETTINGS.rule("splits-have-data")
 def _splits(facts: Facts) -> Iterator[str]:
-    """`split` must leave data for training, and for validation if the trainer validates.
+    """The data must have samples for training. A `split` of token files must leave data for validation too, if the trainer
+    validates.
 
     Otherwise: The data module raises an error on every rank.
     """
-    data, split = facts.data, facts.at("data.split")
-    if facts.parts.get("data") is None or not isinstance(split, str) or not hasattr(data, "paths"):
+    data = facts.parts.get("data")
+    if not hasattr(data, "no_samples"):
         return
-    if isinstance(data.paths, Mapping):
-        return
-    trains = getattr(class_of(facts.recipe), "__name__", "") != "validate"
-    yield from empty_splits(split, trains=trains, validates=facts.at("trainer.limit_val_batches") != 0)
+    needed = ["train"] if getattr(class_of(facts.recipe), "__name__", "") != "validate" else []
+    shared_out = hasattr(data, "paths") and not isinstance(data.paths, Mapping)
+    if shared_out and facts.at("trainer.limit_val_batches") != 0:
+        needed.append("validation")
+    yield from filter(None, map(data.no_samples, needed))
 
 
 @SETTINGS.rule("callbacks-have-their-arguments")

@@ -376,7 +376,8 @@ def test_special_tokens_that_a_text_spells_are_counted_or_refused(tokenizer, pol
         say(("user", text), ("assistant", "y")) if kind == "conversation" else {"input": text, "output": "y"}
         for text in ("x", "ends <|im_end|> here", "z")
     ]
-    report = report_of(tokenizer, records, on_special_token=policy, chat_template=NO_CALLS)
+    template = {"chat_template": NO_CALLS} if kind == "conversation" else {}
+    report = report_of(tokenizer, records, on_special_token=policy, **template)
     if policy != "fail":
         how = {"keep": "with special tokens in its text", "text": "with special tokens encoded as plain text"}
         assert report.samples == 3 and report.places == {how[policy]: ["train[1]: '<|im_end|>'"]}

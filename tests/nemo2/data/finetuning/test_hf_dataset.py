@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from nemo2.base.errors import ConfigError, DataError
+from nemo2.config import notices
 from nemo2.data.finetuning.hf_dataset import HFDatasetDataModule
 from nemo2.data.finetuning.packing import PackedSequenceSpecs
 from nemo2.data.tokenizer import ByteTokenizer
@@ -42,6 +43,65 @@ def test_records_by_split_and_by_other_names():
     assert len(data.val_dataloader().dataset) == 4
     assert trained_texts(module({"mine": records()}, split="mine")) == EXPECTED
     assert trained_texts(module({"a": records()}, train_aliases=["a"])) == EXPECTED
+
+
+@pytest.mark.parametrize("split", [[], ["validation"]])
+def test_a_list_of_splits_without_one_to_train_on_is_refused(split):
+    """Lightning would end the fit before its first step, as if it had succeeded."""
+    data = module({"train": records(), "validation": records(8)}, split=split)
+    data.setup("fit")
+    with pytest.raises(ConfigError, match="names no part of the train split") as caught:
+        data.train_dataloader()
+    assert caught.value.rule == "splits-have-data"
+    assert data.no_samples("train") and bool(data.no_samples("validation")) == (not split)
+
+
+BOTH = {**say(("user", "asked"), ("assistant", "told")), "instruction": "do", "output": "done"}
+
+
+@pytest.mark.parametrize(
+    ("record", "settings", "unread"),
+    [
+        (questions(1)[0], {"turns": "last", "add_eos": False}, "turns='last'"),
+        (say(("user", "a"), ("assistant", "b")), {"answer_only_loss": False}, "answer_only_loss=False"),
+        (
+            {"input_ids": [1, 2, 3]},
+            {"truncation_method": "left", "turns": "last"},
+            "truncation_method='left', turns='last'",
+        ),
+    ],
+)
+@pytest.mark.parametrize("streaming", [False, True])
+def test_settings_that_no_record_reads_are_refused(tmp_path, record, settings, unread, streaming):
+    tokenizer = small_chats.make_tokenizer(tmp_path)
+    data = module([record] * 8, tokenizer=tokenizer, dataset_kwargs=settings, streaming=streaming)
+    with pytest.raises(DataError, match=rf"has {unread}, which no record of this data reads"):
+        data.setup("fit")
+        list(data.train_dataloader())
+    with pytest.raises(DataError, match=unread):
+        data.check_records(tokenizer, encodes=True)
+    with pytest.raises(DataError, match=unread):
+        data.check_records(tokenizer, encodes=False)
+
+
+def test_a_setting_that_some_records_read_is_none_of_them(tmp_path):
+    held = [questions(1)[0], say(("user", "a"), ("assistant", "b"))] * 4
+    data = module(
+        held, tokenizer=small_chats.make_tokenizer(tmp_path), dataset_kwargs={"turns": "last", "add_eos": False}
+    )
+    assert data.samples("train").report.samples == 8
+
+
+@pytest.mark.parametrize("template", [None, "{instruction} {output}"])
+def test_a_prompt_template_of_ones_own_decides_for_records_that_have_its_fields(tmp_path, template):
+    tokenizer = small_chats.make_tokenizer(tmp_path)
+    data = module([BOTH] * 4, tokenizer=tokenizer, dataset_kwargs={"prompt_template": template})
+    text = tokenizer.ids_to_text(data.samples("train").arrays(0)[0])
+    assert ("told" in text, "done" in text) == (template is None, template is not None)
+
+
+def test_a_chat_template_that_no_tokenizer_renders_ends_no_save():
+    assert module(records(), dataset_kwargs={"chat_template": "plain"}).chat_template is None
 
 
 def test_ids_outside_the_vocabulary_are_malformed():
@@ -322,3 +382,13 @@ def test_parts_of_a_file(tmp_path):
     assert module(str(file), split="train[1:3]").train == records()[1:3]
     with pytest.raises(ConfigError):
         module(str(file), split="train[10%:]").source("train")
+
+
+def test_settings_of_stored_samples_are_told_for_a_stream(monkeypatch, caplog):
+    monkeypatch.setattr(notices, "_announced", set())
+    settings = {"memmap_workers": 3, "dataset_kwargs": {"index_mapping_dir": "samples"}}
+    module(records(), streaming=True, **settings)
+    assert "memmap_workers=3 has no effect" in caplog.text and "index_mapping_dir='samples'" in caplog.text
+    caplog.clear()
+    module(records(), **settings)
+    assert not caplog.text

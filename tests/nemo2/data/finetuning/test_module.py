@@ -312,3 +312,39 @@ def test_many_threads_give_the_same_samples(root):
 def test_settings_that_cannot_be_meant(root, settings, why):
     with pytest.raises(ConfigError, match=why):
         module(root, **settings)
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "unread"),
+    [
+        (FineTuningDataModule, {"turns": "last", "add_bos": True}, "turns='last'"),
+        (ChatDataModule, {"answer_only_loss": False, "turns": "last"}, "answer_only_loss=False"),
+        (ChatDataModule, {"add_bos": False, "add_eos": True, "label_key": "output"}, None),
+        (FineTuningDataModule, ["turns"], "must be settings by their names"),
+    ],
+)
+def test_settings_of_other_records_are_refused(root, kind, settings, unread):
+    """They had no effect: a chat module with answer_only_loss=False trained on answers only."""
+    if unread is None:
+        kind(root, dataset_kwargs=settings)
+        return
+    with pytest.raises(ConfigError, match=unread):
+        kind(root, dataset_kwargs=settings)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"packed_sequence_specs": {"packed_sequence_size": SEQ}}, "data.packed_sequence_specs="),
+        ({"dataset_kwargs": {"on_bad_line": "skip", "max_bad_lines": -1}}, "data.dataset_kwargs.max_bad_lines=-1"),
+    ],
+)
+def test_values_of_another_kind_name_their_field(root, changes, words):
+    with pytest.raises(ConfigError, match=words):
+        module(root, **changes)
+
+
+def test_a_check_refuses_a_folder_in_place_of_the_file_about_the_packs(root):
+    specs = PackedSequenceSpecs(SEQ, packed_metadata_path=str(root))
+    with pytest.raises(ConfigError, match="is a directory"):
+        module(root, micro_batch_size=1, packed_sequence_specs=specs).check_records(ByteTokenizer(), encodes=True)

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from nemo2.base.errors import ConfigError, DataError
+from nemo2.config import notices
 from nemo2.data.finetuning.packing import Fullness, PackedSequenceSpecs, pack
 from nemo2.data.finetuning.rows import Collate, row_of
 
@@ -80,3 +81,12 @@ def test_specs_that_cannot_be_meant():
         PackedSequenceSpecs(packed_sequence_size=0.5)  # pyright: ignore[reportArgumentType]
     with pytest.raises(ConfigError, match="NeMo's packed files are pickles"):
         PackedSequenceSpecs(packed_sequence_size=8, packed_train_data_path="packed_2048.npy")
+
+
+def test_settings_of_packs_that_are_not_made_are_told(monkeypatch, caplog):
+    monkeypatch.setattr(notices, "_announced", set())
+    PackedSequenceSpecs(packed_train_data_path="packs", pad_cu_seqlens=True)
+    assert "packed_train_data_path='packs' has no effect" in caplog.text and "pad_cu_seqlens=True" in caplog.text
+    caplog.clear()
+    PackedSequenceSpecs(128, packed_train_data_path="other", pad_cu_seqlens=True)
+    assert not caplog.text

@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 from nemo2.base.errors import ConfigError
+from nemo2.config import notices
 from nemo2.data.finetuning.sample import Empty, Malformed
+from nemo2.data.finetuning.settings import DatasetSettings
 from nemo2.data.finetuning.template import TemplateEncoder
 from nemo2.data.sentencepiece import SentencePieceTokenizer
 from nemo2.data.tokenizer import ByteTokenizer, NullTokenizer
@@ -138,3 +140,35 @@ RECORD = {"input": "a", "output": "b"}
 def test_records_and_templates_that_cannot_be_meant(record, settings, error, why):
     with pytest.raises(error, match=why):
         encode(record, **settings)
+
+
+@pytest.mark.parametrize("template", ["{input:.3} {output}", "{input!r} {output}", "{input} {output:>9}", ""])
+def test_a_template_that_would_not_be_followed_is_refused(template):
+    with pytest.raises(
+        ConfigError, match="asks for a form of the field" if template else r"does not contain \{output\}"
+    ):
+        DatasetSettings.of({"prompt_template": template}).template(BYTES)
+
+
+def test_an_answer_is_truncated_on_the_left_and_keeps_its_end():
+    record = {"input": "ask", "output": "one two three"}
+    settings = {"truncation_field": "output", "truncation_method": "left"}
+    sample = truncated(record, 10, **settings)
+    assert (text_of(sample, False), text_of(sample, True)) == ("ask", " three")
+    assert sample.ids[-1] == BYTES.eos_id and sample.truncated
+    assert text_of(truncated(record, 10, truncation_field="output"), True) == " one tw"
+
+
+def test_a_side_without_a_field_to_truncate_is_refused():
+    with pytest.raises(ConfigError, match="truncation_method='left' with truncation_field=None"):
+        DatasetSettings.of({"truncation_field": None, "truncation_method": "left"})
+
+
+def test_a_backslash_before_an_n_is_told_and_kept(monkeypatch, caplog):
+    monkeypatch.setattr(notices, "_announced", set())
+    settings = DatasetSettings.of({"prompt_template": r"{input}\n{output}"})
+    assert r"the two characters \n" in caplog.text
+    assert text_of(settings.template(BYTES).encode({"input": "a", "output": "b"}), True) == "b"
+    caplog.clear()
+    DatasetSettings.of({"prompt_template": "{input}\n{output}"})
+    assert not caplog.text
