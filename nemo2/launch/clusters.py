@@ -50,8 +50,19 @@ KINDS = {
 PROJECT_FILE = "nemo2.toml"
 _TABLE = "clusters"
 _STARTERS = {"torchrun": "torchrun", "srun": None}
-_OURS = ("kind", "starter", "env", "ssh", "job_dir")
-_SET_BY_US = ("nodes", "num_nodes", "ntasks_per_node", "nprocs_per_node", "env_vars", "launcher", "tunnel", "packager")
+_OURS, _OURS_ON_SLURM = ("kind", "env"), ("starter", "ssh", "job_dir")
+_SET_BY_US = (
+    "experiment_id",
+    "job_dir",
+    "nodes",
+    "num_nodes",
+    "ntasks_per_node",
+    "nprocs_per_node",
+    "env_vars",
+    "launcher",
+    "tunnel",
+    "packager",
+)
 
 
 class Profile(NamedTuple):
@@ -145,18 +156,21 @@ def build_executor(profile: Profile) -> tuple[Any, ClusterSettings]:
         )
     import nemo_run  # takes seconds, which a mistake above doesn't wait for
 
+    from nemo2.launch.executor_fields import check_fields
+
     executor_class: Any = getattr(nemo_run, KINDS[kind])
     ours = {one.name for one in fields(ClusterSettings)} if kind == "slurm" else {"gpu"}
     theirs = {one.name for one in fields(executor_class) if one.init} - set(_SET_BY_US)
-    known = {*_OURS, *ours, *theirs}
+    own = {*_OURS, *(_OURS_ON_SLURM if kind == "slurm" else ())}
+    known = {*own, *ours, *theirs}
     for key in profile.values:
         if key not in known:
             raise ConfigError(f"{where} {key!r} is not a field of kind {kind!r}{did_you_mean(key, sorted(known))}")
-    values = {key: value for key, value in profile.values.items() if key in theirs and key not in _OURS}
+    values = {key: value for key, value in profile.values.items() if key in theirs and key not in own}
     variables = profile.values.get("env", {})
     if not isinstance(variables, dict):
         raise ConfigError(f'{where} env={variables!r}: must be a table, {{ NAME = "value" }}.')
-    values["env_vars"] = {key: str(value) for key, value in variables.items()}
+    values["env_vars"] = variables
     if kind == "slurm":
         values = {"account": "", **values, **_slurm_fields(profile, where)}
         values["time"] = str(values.get("time", ""))  # TOML reads 30 as a number and 04:00:00 as a time of day
@@ -166,6 +180,7 @@ def build_executor(profile: Profile) -> tuple[Any, ClusterSettings]:
         if kind == "slurm":
             limit_seconds(values["time"])
         executor = executor_class(**values)
+        check_fields(executor)
         settings = ClusterSettings(**{key: value for key, value in profile.values.items() if key in ours})
     except ConfigError as error:
         raise ConfigError(f"{where} {error}") from error

@@ -28,6 +28,9 @@ CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
 ALLOCATOR, EXPANDABLE = "PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True"
 """The variable of torch's allocator that Megatron-Core reads, and its value. torch also has a newer variable."""
 GRAPH_REGISTER = "NCCL_GRAPH_REGISTER"
+RESTARTS = "PET_MAX_RESTARTS"
+"""torchrun's variable for ``--max-restarts``, which nvidia-resiliency-ext's launcher reads too, because it derives
+from torchrun."""
 HOPPER, BLACKWELL = (9, 0), (10, 0)
 """Compute capabilities from which on the variables below apply."""
 _SM_MARGIN = "16"

@@ -178,8 +178,6 @@ def prepare_executor(executor: Any, *, staging: Path) -> dict[str, str]:
             )
         executor.env_vars = {VERSION_VARIABLE: timestamp(), **executor.env_vars}
         return {}
-    if executor.launcher is None:
-        executor.launcher = "torchrun"
     ours = {
         FAULT_DIR_VARIABLE: str(staging / "faults"),
         VERSION_VARIABLE: timestamp(),

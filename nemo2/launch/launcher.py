@@ -20,11 +20,12 @@ from nemo2.data.mock import is_mock
 from nemo2.launch.announce import print_end, print_start
 from nemo2.launch.clusters import resolve_executor
 from nemo2.launch.environment import set_variables
+from nemo2.launch.executor_fields import check_fields, start_with_torchrun, text_variables, warn_of_unused_fields
 from nemo2.launch.experiment import on_experiment
 from nemo2.launch.plugins.apply import Plugins, apply_plugins, build_plugins
 from nemo2.launch.request import LaunchRequest
 from nemo2.launch.result import RunResult
-from nemo2.launch.shape import give_shape
+from nemo2.launch.shape import give_shape, refuse_other_shape
 from nemo2.launch.slurm.run import on_slurm
 from nemo2.launch.slurm.settings import ClusterSettings
 from nemo2.mcore.settle.machine import Machine
@@ -94,6 +95,10 @@ def launch(
     recipe = copy.deepcopy(recipe)
     chosen, requested = devices is not None, executor
     executor, settings, machine = place_of(executor, gpu)
+    executor = nemo_run.LocalExecutor() if executor in (None, "local") else executor.clone()
+    check_fields(executor)
+    executor.env_vars = {**executor.env_vars, **text_variables(env or {})}
+    start_with_torchrun(executor)
     require_counts("", chain=chain)
     if chain > 1 and not isinstance(executor, nemo_run.SlurmExecutor):
         raise ConfigError(f"chain={chain}: only Slurm runs jobs one after another. Remove chain.")
@@ -101,17 +106,18 @@ def launch(
         from nemo2.preflight.checks.find import check_types
 
         check_types(recipe)
+    named = {"devices": devices is not None, "nodes": nodes is not None}
     devices, nodes, name = apply_shape(recipe, machine, devices=devices, nodes=nodes, name=name)
+    refuse_other_shape(executor, devices=None if named["devices"] else devices, nodes=None if named["nodes"] else nodes)
     title = safe_name(name)
     if not quiet:
         print_start(recipe, title, requested, machine, settings)
     experiment_id = f"{title}_{time.time_ns()}"
-    executor = nemo_run.LocalExecutor(launcher="torchrun") if executor in (None, "local") else executor.clone()
-    executor.env_vars = {**executor.env_vars, **(env or {})}
     reasons: list[str] = []
     if built := build_plugins(plugins):
         give_shape(executor, devices=devices, nodes=nodes)
         reasons = apply_plugins(built, recipe, executor, experiment_id=experiment_id)
+        check_fields(executor)
         devices, nodes, name = apply_shape(recipe, machine, devices=None, nodes=None, name=name)
     _refuse_more_ranks_than_gpus(executor, devices=devices, nodes=nodes)
     if check:
@@ -122,6 +128,7 @@ def launch(
         if machine.local:
             _refuse_finished_run(recipe)
     _warn_of_random_data(recipe)
+    warn_of_unused_fields(executor)
     give_shape(executor, devices=devices, nodes=nodes)
     reasons += set_variables(executor, recipe, machine, devices=devices, nodes=nodes)
     request = LaunchRequest(

@@ -35,6 +35,9 @@ def main(folder: Path) -> None:
         redirect_output(Path(life), place.rank)
         end_with_a_later_life(Path(life), look_seconds=_POLL_SECONDS if place.local_rank == 0 else 4 * _POLL_SECONDS)
     signal.signal(signal.SIGTERM, _stop_early)
+    for number in (signal.SIGUSR1, signal.SIGUSR2):
+        if signal.getsignal(number) is signal.SIG_IGN:  # as the job's script has torchrun do, which the rank inherits
+            signal.signal(number, signal.SIG_DFL)
     refuse_untrusted_kernel_cache(os.environ.get(KERNEL_CACHE))
     if interface := interface_towards(place.address):
         os.environ.setdefault(INTERFACE_VARIABLE, interface)

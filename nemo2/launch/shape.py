@@ -13,11 +13,13 @@ result back.
 | KubeRayExecutor | starts Ray clusters, no ranks | |
 """
 
-from typing import Any
+from typing import Any, Optional
 
 import nemo_run
 from nemo_run.core.execution.base import Executor
 
+from nemo2.base.advice import advice
+from nemo2.base.counts import is_count
 from nemo2.base.errors import ConfigError
 
 _NODES = ("nodes", "num_nodes")
@@ -51,6 +53,33 @@ def give_shape(executor: Any, *, devices: int, nodes: int) -> None:
             f"{kind} would start {carried[0]} nodes of {carried[1]} ranks, but the run has {nodes} nodes of {devices} "
             f"ranks (trainer.num_nodes, trainer.devices).{one_node}"
         )
+
+
+def refuse_other_shape(executor: Any, *, devices: Optional[int], nodes: Optional[int]) -> None:
+    """Refuse an executor whose own numbers, of those that aren't their defaults, aren't the trainer's.
+
+    Args:
+        devices: ``trainer.devices``. None: the caller of the launch has named the number, which counts alone.
+        nodes: The same of ``trainer.num_nodes``.
+
+    Raises:
+        ConfigError: the message names both fields.
+    """
+    kind = type(executor).__name__
+    for names, field, argument, count in (
+        (_NODES, "num_nodes", "nodes", nodes),
+        (_RANKS_PER_NODE, "devices", "devices", devices),
+    ):
+        for name in names:
+            own = getattr(executor, name, None)
+            if own is not None and not is_count(own):
+                raise ConfigError(f"{kind}.{name}={own!r}: must be a whole number of at least 1.")
+            if count is not None and own not in (None, 1, count):
+                raise ConfigError(
+                    f"{kind}.{name}={own}, but the run has {count} (trainer.{field}). Set "
+                    f"trainer.{field}={own}, leave out {name}, or name the number in the launch "
+                    f"({advice(f'--{argument} {own}', f'launch(recipe, executor, {argument}={own})')})."
+                )
 
 
 def launcher_of(executor: Any) -> Any:

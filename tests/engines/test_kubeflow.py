@@ -190,6 +190,33 @@ def test_what_would_be_lost_or_not_arrive_is_refused_here(
         launch(recipe, executor_of(tmp_path, **given), nodes=1, devices=1, dryrun=True, check=False)
 
 
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"pod_spec_overrides": {"volumes": []}},
+        {"container_kwargs": {"env": []}},
+        {"container_kwargs": {"numProcPerNode": 4}},
+        {"spec_kwargs": {"trainer": {}}},
+    ],
+)
+def test_no_extra_field_replaces_a_part_of_the_manifest(cluster_of: Any, tmp_path: Path, given: dict[str, Any]) -> None:
+    cluster_of()
+    [field] = given
+    with pytest.raises(ConfigError, match=f"KubeflowExecutor.{field} would replace {next(iter(given[field]))}"):
+        launch(recipe_of(tmp_path), executor_of(tmp_path, **given), nodes=1, devices=1, dryrun=True, check=False)
+
+
+def test_launchers_that_pods_dont_start_are_refused(cluster_of: Any, tmp_path: Path) -> None:
+    from nemo_run.core.execution.launcher import FaultTolerance, Torchrun
+
+    cluster_of()
+    for launcher in (FaultTolerance(), Torchrun(nsys_profile=True)):
+        executor = executor_of(tmp_path)
+        executor.launcher = launcher
+        with pytest.raises(ConfigError, match="KubeflowExecutor.launcher="):
+            launch(recipe_of(tmp_path), executor, nodes=1, devices=1, dryrun=True, check=False)
+
+
 def test_secrets_are_left_to_the_cluster(cluster_of: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     cluster_of()
     launch(

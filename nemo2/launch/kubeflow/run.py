@@ -49,7 +49,7 @@ def on_kubeflow(request: LaunchRequest) -> RunResult:
             f"warning: {', '.join(modules)}: the recipe uses code of this machine. Make sure that the image contains it.",
             file=sys.stderr,
         )
-    job = job_name(request.name, request.experiment_id)
+    job = job_name(executor.train_job_basename or request.name, request.experiment_id)
 
     def body(form: Form) -> dict[str, Any]:
         return train_job(recipe, executor, name=job, variables=variables, form=form)

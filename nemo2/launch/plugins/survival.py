@@ -12,14 +12,11 @@ from nemo2.base.counts import require_counts
 from nemo2.base.errors import ConfigError
 from nemo2.callbacks.fault_tolerance import FaultToleranceCallback
 from nemo2.config.walk import callbacks_of
+from nemo2.launch.environment import RESTARTS
 from nemo2.launch.plugins.editing import add_callback, set_variable, trainer_of
 from nemo2.mcore.settle.machine import Machine
 from nemo2.training.run_dir.hang import HangWatchdog
 from nemo2.training.run_dir.preemption import PreemptionCallback, signal_of
-
-RESTARTS_VARIABLE = "PET_MAX_RESTARTS"
-"""torchrun's variable for ``--max-restarts``, which nvidia-resiliency-ext's launcher reads too, because it derives
-from torchrun."""
 
 
 @dataclass(kw_only=True)
@@ -104,10 +101,11 @@ class FaultTolerancePlugin(nemo_run.Plugin):
                 "FaultTolerancePlugin requires torchrun, which restarts ranks, but the executor's launcher is "
                 f"{type(launcher).__name__}. Set launcher='torchrun', or starter = \"torchrun\" in a cluster profile."
             )
-        executor.retries = self.num_job_retries_on_failure
+        if not isinstance(executor, nemo_run.LocalExecutor):  # which starts no run again
+            executor.retries = self.num_job_retries_on_failure
         if isinstance(executor, nemo_run.SlurmExecutor) and executor.retries == 0:
             executor.retries = -1  # 0 is nemo-run's default, with which a job restarts as long as it makes progress
-        set_variable(self, executor, RESTARTS_VARIABLE, str(self.num_in_job_restarts))
+        set_variable(self, executor, RESTARTS, str(self.num_in_job_restarts))
         if self._resiliency_ext(executor):
             executor.launcher = nemo_run.FaultTolerance(
                 max_restarts=self.num_in_job_restarts,

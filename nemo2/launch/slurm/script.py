@@ -25,6 +25,7 @@ SCRIPT = "job.sh"
 LIVES = "lives"
 STATE = "state.json"
 
+_TORCHRUN_SIGNALS = ("TERM", "INT", "HUP", "QUIT")
 _ENTRY = "nemo2.launch.rank"
 _MOST_GRACE = 3600
 MOST_UNJUDGED = 3
@@ -55,8 +56,12 @@ class Job:
     srun_args: tuple[str, ...] = ()
     container_image: str = ""
     container_mounts: tuple[str, ...] = ()
+    container_env: tuple[str, ...] = ()
+    """The variables whose values win over the image's."""
     grace_seconds: int = 120
     """The time before the time limit at which a run is asked to save. 0: never."""
+    early_signal: str = "TERM"
+    """The signal, without SIG, that Slurm sends before the time limit."""
     requeue: bool = True
     """Whether Slurm requeues the job. False in a chain, whose next link continues the run."""
     retries: Optional[int] = None
@@ -68,6 +73,13 @@ class Job:
     program: str = f"-m {_ENTRY}"
     """The program that Python runs on every rank with the folder as its argument: ``-m MODULE``, or a file in the
     folder."""
+
+    @property
+    def signals_to_handle(self) -> str:
+        """The signals that torchrun has to pass on to its ranks. "": its own list has the early signal. At any other
+        signal it ends at once, and its ranks with it."""
+        own = self.starter == "srun" or self.early_signal in _TORCHRUN_SIGNALS
+        return "" if own else ",".join(f"SIG{name}" for name in (*_TORCHRUN_SIGNALS, self.early_signal))
 
     @property
     def tasks_per_node(self) -> int:
@@ -111,7 +123,7 @@ def _directives(job: Job) -> list[str]:
         "nodes": str(job.nodes),
         "ntasks-per-node": str(job.tasks_per_node),
         **({"time": job.time} if job.time else {}),
-        "output": f"{job.folder}/job-%j.out".replace("%", "%%").replace("%%j", "%j"),
+        "output": f"{job.folder.replace('%', '%%')}/job-%j.out",
         "open-mode": "append",
         **({"requeue": None} if job.requeue else {"no-requeue": None}),
         **({"signal": f"TERM@{min(job.grace_seconds, _MOST_GRACE)}"} if job.grace_seconds else {}),
@@ -141,4 +153,5 @@ def _container(job: Job) -> list[str]:
         shlex.quote(f"--container-image={job.container_image}"),
         f"--container-mounts={shlex.quote(mounts)}",
         "--no-container-mount-home",
+        *([f"--container-env={','.join(job.container_env)}"] if job.container_env else []),
     ]

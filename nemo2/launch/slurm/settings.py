@@ -4,7 +4,9 @@
 from dataclasses import dataclass
 from typing import Optional
 
+from nemo2.base.counts import is_count
 from nemo2.base.errors import ConfigError
+from nemo2.config.value_types import misfits
 from nemo2.launch.slurm.ship import CODES, Code
 from nemo2.mcore.settle.machine import Machine
 
@@ -28,11 +30,22 @@ class ClusterSettings:
     """The kind of the cluster's GPUs ("H100"), which decides variables and the check of memory. "": unknown."""
 
     def __post_init__(self) -> None:
+        for name, value, wanted in misfits(type(self), vars(self)):
+            raise ConfigError(f"{name}={value!r}: must be {wanted}.")
+        for name in ("python", "runs", "gpu"):
+            if not isinstance(getattr(self, name), str):
+                raise ConfigError(f"{name}={getattr(self, name)!r}: must be text.")
+        if self.python.startswith("~"):  # the script quotes it, and over SSH this machine's home is not the cluster's
+            raise ConfigError(
+                f"python={self.python!r}: must be an absolute path, or the name of a program on the PATH."
+            )
+        if self.runs and not self.runs.startswith("/"):
+            raise ConfigError(f"runs={self.runs!r}: must be an absolute path on a file system that all nodes share.")
         if self.gpu:
             Machine.named(self.gpu, option="gpu")
         if self.code not in CODES:
             raise ConfigError(f"code={self.code!r}: must be one of {', '.join(CODES)}.")
-        if self.grace_seconds is not None and self.grace_seconds < 0:
+        if self.grace_seconds is not None and not is_count(self.grace_seconds, 0):
             raise ConfigError(f"grace_seconds={self.grace_seconds}: must be 0 (never ask) or more seconds.")
 
 

@@ -7,19 +7,24 @@ The executor is nemo-run's ``SlurmExecutor``. nemo2 reads its fields but does no
 
 import os
 import re
+import shutil
+import signal
+import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from shlex import quote
-from typing import Any, Optional
+from typing import Any, NamedTuple, Optional
 
 from nemo_run.config import get_nemorun_home
 from nemo_run.core.execution.launcher import FaultTolerance, Launcher, Torchrun
 
 from nemo2.base.errors import ConfigError
 from nemo2.base.import_path import own_folders, path_variables, requested_path, write_hook
+from nemo2.config.walk import callbacks_of, select
+from nemo2.launch.environment import RESTARTS
 from nemo2.launch.local import split_secrets
 from nemo2.launch.rank_files import rank_files
 from nemo2.launch.request import LaunchRequest
@@ -32,6 +37,7 @@ from nemo2.launch.slurm.shell import Shell, shell_of
 from nemo2.launch.slurm.ship import ship
 from nemo2.launch.slurm.submission import Submission
 from nemo2.training.run_dir.directory import DEFAULT_BASE, RUN_DIR_FILE_VARIABLE, VERSION_VARIABLE, timestamp
+from nemo2.training.run_dir.preemption import PreemptionCallback, signal_of
 from nemo2.training.run_dir.records import RECIPE_FILE, RECIPE_VARIABLE
 
 _DIRECTIVES = (
@@ -44,10 +50,19 @@ _REFUSED = {
     "het_group_indices": "all ranks of a run do the same",
     "dependencies": "set additional_parameters={'dependency': 'afterok:123'} instead",
 }
+_OWN_OPTIONS = {
+    **dict.fromkeys(("nodes", "ntasks", "ntasks-per-node"), "name the numbers in the launch (nodes, devices)"),
+    **dict.fromkeys(("output", "error", "open-mode"), "the script reads the job's output. Set tunnel.job_dir instead"),
+    "time": "set SlurmExecutor.time instead",
+    "signal": "set SlurmExecutor.signal instead",
+    "array": _REFUSED["array"],
+}
+"""Options that additional_parameters can't have, because the script depends on them, each with its reason."""
+_OPTION = re.compile(r"[a-z][a-z0-9-]*\Z")
+_GPUS = re.compile(r"(?:gres/)?gpu(?::[^:,=]*[^:,=\d][^:,=]*)?(?:[:=](\d+))?\Z")
 _MONITORED = (
     "workload_check_interval", "initial_rank_heartbeat_timeout", "rank_heartbeat_timeout", "rank_termination_signal", "log_level",
 )  # fmt: skip
-_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 _NEMO_RUNS_TIME = "00:10:00"
 _MIN_GRACE, _WRITE_BYTES_PER_SECOND = 60, 0.5e9
 
@@ -62,11 +77,10 @@ def prepare(request: LaunchRequest, settings: ClusterSettings) -> tuple[Job, dic
     shell, names = shell_of(executor.tunnel), {"name": request.name, "experiment_id": request.experiment_id}
     job = job_of(executor, settings, devices=request.devices, nodes=nodes, **names)
     runs = _set_run_directory(recipe, settings, shell, job.folder)
-    for key in executor.env_vars:
-        if not _NAME.match(key):
-            raise ConfigError(f"env: {key!r} is not a valid variable name. Use letters, digits and underscores.")
+    early = _Signal.of(executor.signal or "")
+    _warn_of_unhandled_signal(recipe, executor.signal or "")
     resumes = _resumes(recipe)
-    if not resumes and (settings.requeue or request.chain > 1):
+    if not resumes and (job.requeue or request.chain > 1):
         _warn("resume.resume_if_exists is not set, so the job does not restart when it is interrupted.")
     return replace(
         job,
@@ -79,8 +93,8 @@ def prepare(request: LaunchRequest, settings: ClusterSettings) -> tuple[Job, dic
         },
         workdir=str(Path.cwd()) if shell.local and not executor.container_image else f"{job.folder}/code",
         container_mounts=(*_own_mounts(recipe, runs), *executor.container_mounts),
-        grace_seconds=_grace(recipe, settings, nodes=nodes, limit=limit_seconds(job.time)),
-        requeue=settings.requeue and resumes and request.chain == 1,
+        grace_seconds=early.seconds if early else _grace(recipe, settings, nodes=nodes, limit=limit_seconds(job.time)),
+        requeue=job.requeue and resumes and request.chain == 1,
     ), split_secrets(executor.env_vars)[1]
 
 
@@ -101,8 +115,17 @@ def job_of(executor: Any, settings: ClusterSettings, *, name: str, experiment_id
     }
     if executor.exclusive:
         directives["exclusive"] = None if executor.exclusive is True else str(executor.exclusive)
-    for key, value in (executor.additional_parameters or {}).items():
-        directives[key.replace("_", "-")] = None if value is None or value is True else str(value)
+    if executor.job_name_prefix:
+        directives["job-name"] = f"{executor.job_name_prefix}{name}"
+    additional, requeue = _additional(executor.additional_parameters or {})
+    directives |= additional
+    _refuse_too_few_gpus(executor, starter, devices=devices)
+    early = _Signal.of(executor.signal or "")
+    variables = split_secrets(executor.env_vars)[0]
+    if isinstance(launcher, Torchrun | FaultTolerance) and launcher.rdzv_port != type(launcher)().rdzv_port:
+        variables = {"MASTER_PORT": str(launcher.rdzv_port), **variables}
+    if isinstance(launcher, FaultTolerance) and launcher.max_restarts is not None:
+        variables = {RESTARTS: str(launcher.max_restarts), **variables}
     return Job(
         name=name,
         folder=f"{_jobs_dir(executor, shell)}/{name}/{experiment_id}",
@@ -111,18 +134,20 @@ def job_of(executor: Any, settings: ClusterSettings, *, name: str, experiment_id
         starter=starter,
         time=_time_limit(executor),
         directives=directives,
-        variables=split_secrets(executor.env_vars)[0],
-        setup_lines=executor.setup_lines or "",
+        variables=variables,
+        setup_lines=_set_up_lines(executor.setup_lines or ""),
         python=settings.python or (sys.executable if shell.local and not executor.container_image else "python3"),
         srun_args=tuple(executor.srun_args or ()),
         container_image=executor.container_image or "",
         container_mounts=tuple(executor.container_mounts),
-        requeue=settings.requeue,
+        container_env=tuple(dict.fromkeys([*executor.env_vars, *(executor.container_env or ())])),
+        requeue=settings.requeue and requeue,
         retries=max(executor.retries, 0) if executor.retries else None,  # 0 is nemo-run's default, not a limit
         nsys=("profile", "-s", "none", "-t", ",".join(launcher.nsys_trace), *launcher.nsys_extra_args)
         if launcher.nsys_profile
         else (),
         monitor=_monitor(launcher),
+        early_signal=early.name if early else "TERM",
     )
 
 
@@ -155,21 +180,113 @@ def submit(job: Job, request: LaunchRequest, settings: ClusterSettings, *, secre
 
 
 def _starter_of(executor: Any) -> Starter:
-    """The starter: a torchrun per node for ``launcher="torchrun"``, a task of srun per rank for None.
+    """The starter: a torchrun per node for ``launcher="torchrun"``, a task of srun per rank for None."""
+    # A launcher of nemo-run's base class means no launcher, with nsys before the command.
+    return "srun" if executor.launcher is None or type(executor.launcher) is Launcher else "torchrun"
+
+
+def _additional(parameters: Mapping[str, Any]) -> tuple[dict[str, Optional[str]], bool]:
+    """The options of ``additional_parameters`` by name, and whether Slurm may start the job again.
 
     Raises:
-        ConfigError: another launcher.
+        ConfigError: a name that no option has, or an option on which the script depends.
     """
-    launcher = executor.launcher
-    # A launcher of nemo-run's base class means no launcher, with nsys before the command.
-    if launcher is None or type(launcher) is Launcher:
-        return "srun"
-    if launcher in ("torchrun", "ft") or isinstance(launcher, Torchrun | FaultTolerance):
-        return "torchrun"
-    raise ConfigError(
-        f"SlurmExecutor.launcher={launcher!r}: must be 'torchrun', 'ft' (nvidia-resiliency-ext) or None (srun starts "
-        "the ranks)."
-    )
+    options: dict[str, Optional[str]] = {}
+    requeue = True
+    for key, value in parameters.items():
+        name, where = str(key).replace("_", "-"), f"SlurmExecutor.additional_parameters[{key!r}]={value!r}"
+        if not _OPTION.match(name):
+            raise ConfigError(f"{where}: sbatch has no such option. Use its name without dashes before it.")
+        if name in _OWN_OPTIONS:
+            raise ConfigError(f"{where} is not supported: {_OWN_OPTIONS[name]}.")
+        if name in ("requeue", "no-requeue"):
+            requeue = (value is not False) == (name == "requeue")
+        elif value is None or value is True:
+            options[name] = None
+        elif value is not False:
+            options[name] = ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+    return options, requeue
+
+
+def _refuse_too_few_gpus(executor: Any, starter: Starter, *, devices: int) -> None:
+    """Refuse ``gres`` and ``gpus_per_task`` with fewer GPUs than ranks. `nemo2.launch.launcher` does it for
+    ``gpus_per_node``.
+
+    Raises:
+        ConfigError: there are fewer.
+    """
+    kinds = [match for word in (executor.gres or "").split(",") if (match := _GPUS.match(word.strip()))]
+    found = sum(int(match[1] or 1) for match in kinds)
+    if kinds and found < devices:
+        raise ConfigError(
+            f"SlurmExecutor.gres={executor.gres!r}: a node has {found} of these GPUs for {devices} ranks "
+            f"(trainer.devices), but each rank needs one. Use devices={found}, or correct gres."
+        )
+    if starter == "torchrun" and executor.gpus_per_task and executor.gpus_per_task < devices:
+        raise ConfigError(
+            f"SlurmExecutor.gpus_per_task={executor.gpus_per_task}: torchrun is one task per node, whose {devices} ranks "
+            f"(trainer.devices) need a GPU each. Set gpus_per_node={devices} instead."
+        )
+
+
+class _Signal(NamedTuple):
+    """``executor.signal``: the signal's name without SIG, and the seconds before the job's end at which Slurm sends it."""
+
+    name: str
+    seconds: int
+
+    @classmethod
+    def of(cls, requested: str) -> Optional["_Signal"]:
+        """None: the executor requests none, or sbatch will refuse it.
+
+        Raises:
+            ConfigError: only the job's script would get it.
+        """
+        options, colon, rest = requested.rpartition(":")
+        if colon and "B" in options.upper():
+            raise ConfigError(
+                f"SlurmExecutor.signal={requested!r}: with B, only the job's script gets the signal, and the ranks don't "
+                f"save. Use {rest!r}."
+            )
+        name, _, seconds = rest.partition("@")
+        known = {name.removeprefix("SIG"): name.removeprefix("SIG") for name in signal.Signals.__members__}
+        known |= {str(one.value): one.name.removeprefix("SIG") for one in signal.Signals}
+        name = known.get(name.upper().removeprefix("SIG"), "")
+        # Slurm's default is a minute.
+        return cls(name, int(seconds or 60)) if name and (seconds or "60").isdecimal() else None
+
+
+def _warn_of_unhandled_signal(recipe: Any, requested: str) -> None:
+    """Report a signal for which no callback is known. Without one, `PreemptionCallback` handles some by default."""
+    early = _Signal.of(requested)
+    callbacks = select(callbacks_of(getattr(recipe, "trainer", None)), PreemptionCallback)
+    handled = {"TERM", "USR1"} if not callbacks else set()
+    for callback in callbacks:
+        named = getattr(callback, "sig", None) or ["SIGTERM", "SIGUSR1"]
+        for one in named if isinstance(named, list) else [named]:
+            handled.add(signal_of(one, owner="PreemptionCallback").name.removeprefix("SIG"))
+    if early is not None and early.name not in handled:
+        _warn(
+            f"SlurmExecutor.signal={requested!r}: no PreemptionCallback handles this signal, at which a rank ends "
+            f"without saving. PreemptionPlugin(sig='SIG{early.name}', preempt_time={early.seconds}) sets both."
+        )
+
+
+def _set_up_lines(lines: str) -> str:
+    """The lines, which Bash can read to their end. Otherwise they would take the script after them along.
+
+    Raises:
+        ConfigError: they are no Bash.
+    """
+    if lines.strip() and (bash := shutil.which("bash")):
+        # On the last line, a backslash would join the line after it.
+        done = subprocess.run([bash, "-n"], input=f"{lines}\n", capture_output=True, text=True, check=False)
+        problem = done.stderr.strip() or (
+            "the last line ends with a backslash" if lines.rstrip().endswith("\\") else ""
+        )
+        if problem:
+            raise ConfigError(f"SlurmExecutor.setup_lines: Bash can't read them: {' '.join(problem.split())}.")
+    return lines
 
 
 def _monitor(launcher: Any) -> Optional[dict[str, str]]:
@@ -225,6 +342,10 @@ def _set_run_directory(recipe: Any, settings: ClusterSettings, shell: Shell, fol
     base = Path(settings.runs or (Path.cwd() if shell.local else Path(folder).parent.parent))
     field = "explicit_log_dir" if getattr(log, "explicit_log_dir", None) else "log_dir"
     directory = getattr(log, field, None) or ("" if settings.runs else DEFAULT_BASE)
+    if str(directory).startswith("~") and not shell.local:
+        raise ConfigError(
+            f"log.{field}={directory}: ~ is a folder of this machine. Set an absolute path on the cluster."
+        )
     setattr(log, field, str(base / Path(directory).expanduser()))
     return getattr(log, field)
 
@@ -253,7 +374,7 @@ def _own_mounts(recipe: Any, runs: str) -> tuple[str, ...]:
 
 
 def _time_limit(executor: Any) -> str:
-    limit = executor.time or ""
+    limit = "" if executor.time is None else str(executor.time)
     if limit == _NEMO_RUNS_TIME:
         _warn(
             "SlurmExecutor.time is 00:10:00, nemo-run's default, so the job saves and is queued again every 10 "
