@@ -44,7 +44,13 @@ def give_data(recipe: Any, path: str) -> None:
     from nemo2.config.overrides import carry_over
 
     with recorded_at(f"--data {path}", 1):
-        data = _samples(path) if recipe.__fn_or_cls__.__name__ == "finetune" else _tokens(path)
+        if recipe.__fn_or_cls__.__name__ == "finetune":
+            data = _samples(path)
+            settings = getattr(recipe.data, "dataset_kwargs", None) or {}
+            if settings.get("add_bos") and not _renders_bos(Path(path).expanduser()):
+                data.dataset_kwargs = {"add_bos": True}  # the model's need, whichever its data
+        else:
+            data = _tokens(path)
         carry_over(recipe.data, data)
         recipe.data = data
 
@@ -88,8 +94,21 @@ def _are_chats(file: Path) -> bool:
     """Whether the first record of a file is a conversation."""
     from nemo2.data.finetuning.dialects import has_messages
 
-    if not file.is_file() or not holds_records(file):
-        return False
-    with contextlib.suppress(OSError, EOFError, Nemo2Error):
-        return any(has_messages(record) for _, record in islice(read_records(file, BadInput("skip")), 1))
-    return False
+    return has_messages(_first_record(file))
+
+
+def _renders_bos(path: Path) -> bool:
+    """Whether the first record of a file or folder is a conversation, whose template begins it, or already token ids."""
+    from nemo2.data.finetuning.dialects import has_messages
+
+    file = min(filter(holds_records, path.iterdir()), default=path) if path.is_dir() else path
+    record = _first_record(file)
+    return has_messages(record) or (record or {}).get("input_ids") is not None
+
+
+def _first_record(file: Path) -> Any:
+    """The first record of a file. None: it can't be read, or has none."""
+    if file.is_file() and holds_records(file):
+        with contextlib.suppress(OSError, EOFError, Nemo2Error):
+            return next((record for _, record in islice(read_records(file, BadInput("skip")), 1)), None)
+    return None

@@ -6,7 +6,6 @@ from typing import Optional
 
 from nemo2.base.counts import is_count
 from nemo2.base.errors import ConfigError
-from nemo2.config.value_types import misfits
 from nemo2.launch.slurm.ship import CODES, Code
 from nemo2.mcore.settle.machine import Machine
 
@@ -30,6 +29,8 @@ class ClusterSettings:
     """The kind of the cluster's GPUs ("H100"), which decides variables and the check of memory. "": unknown."""
 
     def __post_init__(self) -> None:
+        from nemo2.config.value_types import misfits  # fiddle, which `nemo2 list` doesn't load
+
         for name, value, wanted in misfits(type(self), vars(self)):
             raise ConfigError(f"{name}={value!r}: must be {wanted}.")
         for name in ("python", "runs", "gpu"):

@@ -53,6 +53,21 @@ def test_samples_to_fine_tune_on_are_a_file(tmp_path, shown):
     assert (data["seq_length"], data["global_batch_size"]) == (own["seq_length"], own["global_batch_size"])
 
 
+@pytest.mark.parametrize(
+    ("record", "kept"),
+    [
+        ('{"input": "a", "output": "b"}', {"add_bos": True}),
+        ('{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}', None),
+        ('{"input_ids": [1, 2, 3]}', None),
+    ],
+)
+@pytest.mark.parametrize("folder", [False, True])
+def test_prompts_of_ones_own_begin_as_the_model_needs_it(record, kept, folder, tmp_path, shown):
+    (tmp_path / "training.jsonl").write_text(record + "\n")
+    data = shown("gemma2_2b:lora", "--data", tmp_path if folder else tmp_path / "training.jsonl")
+    assert data.get("dataset_kwargs") == kept
+
+
 def test_token_files_are_none_to_fine_tune_on(tokens, command):
     told = command("finetune llama3_8b --dryrun --data", tokens, code=2).err
     assert f"--data {tokens}" in told and "nemo2 pretrain" in told
