@@ -49,7 +49,7 @@ def hybrid_pattern(config: Any) -> Optional[HybridPattern]:
 def pattern_problems(config: Any) -> Iterator[str]:
     """Layers of a hybrid's pattern that the installed Megatron-Core would not build."""
     allocation = _allocation()
-    pattern = getattr(config, "hybrid_override_pattern", None)
+    pattern: Any = getattr(config, "hybrid_override_pattern", None)
     try:
         layers = None if pattern is None else hybrid_pattern(config)
     except ConfigError as error:
