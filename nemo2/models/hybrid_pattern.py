@@ -49,9 +49,9 @@ def hybrid_pattern(config: Any) -> Optional[HybridPattern]:
 def pattern_problems(config: Any) -> Iterator[str]:
     """Layers of a hybrid's pattern that the installed Megatron-Core would not build."""
     allocation = _allocation()
-    pattern: Any = getattr(config, "hybrid_override_pattern", None)
+    pattern: Optional[str] = getattr(config, "hybrid_override_pattern", None)
     try:
-        layers = None if pattern is None else hybrid_pattern(config)
+        layers = hybrid_pattern(config) if pattern is not None else None
     except ConfigError as error:
         yield str(error)
         return
@@ -61,7 +61,7 @@ def pattern_problems(config: Any) -> Iterator[str]:
             f"model.config.mtp_num_layers={requested}, but model.config.hybrid_override_pattern has the layers of {depths} "
             "additional predictions, each after a '/'. Set both to the same number."
         )
-    if layers is None:
+    if pattern is None or layers is None:
         return
     if len(layers.decoder) != config.num_layers:
         yield (
