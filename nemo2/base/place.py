@@ -36,15 +36,12 @@ _MPI = (
 _SRUN_PORTS = 15000
 """Lightning's choice for tasks of srun: this and the last four digits of the job's number."""
 
+SET_ON_RANKS = ("RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR")
+"""Variables that every launcher sets on each rank."""
+PORT = "MASTER_PORT"
 OF_A_RANK = (
-    "RANK",
-    "LOCAL_RANK",
-    "NODE_RANK",
-    "GROUP_RANK",
-    "WORLD_SIZE",
-    "LOCAL_WORLD_SIZE",
-    "MASTER_ADDR",
-    "MASTER_PORT",
+    *SET_ON_RANKS,
+    PORT,
     "TORCHELASTIC_RUN_ID",
     "SLURM_PROCID",
     "SLURM_STEP_ID",

@@ -40,13 +40,18 @@ def warn_without_effect(why: str, **arguments: tuple[Any, Any]) -> None:
     """
     for name, (value, default) in arguments.items():
         if value != default:
-            warn_once(f"{name}={value!r} has no effect. {why}")
+            setting = f"{name}={value!r}"
+            warn_once(f"{setting} has no effect. {why}", about=setting)
 
 
-def warn_once(message: str) -> None:
-    """Warn on rank 0, unless this process has done so before."""
-    if message not in _announced and here().rank == 0:
-        _announced.add(message)
+def warn_once(message: str, *, about: str = "") -> None:
+    """Warn on rank 0, unless this process has done so before.
+
+    Args:
+        about: The setting. One message about it is enough. "": the message itself.
+    """
+    if (about or message) not in _announced and here().rank == 0:
+        _announced.add(about or message)
         _log.warning("%s", message)
 
 

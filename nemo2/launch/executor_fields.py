@@ -15,13 +15,12 @@ from typing import Any
 from nemo_run.core.execution.launcher import FaultTolerance, Launcher, Torchrun
 
 from nemo2.base.errors import ConfigError
+from nemo2.base.place import PORT, SET_ON_RANKS
 from nemo2.config.value_types import misfits, type_hints
 from nemo2.training.run_dir.environment import is_secret_name
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 _REFERENCE = re.compile(r"\$\{?[A-Za-z_]")
-_SET_ON_RANKS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "GROUP_RANK", "MASTER_ADDR")
-_PORT = "MASTER_PORT"
 _PLAIN = {str: "text", dict: "a dictionary"}
 _GROUPS = "nemo2 starts one task of srun"
 _UNUSED: dict[str, dict[str, str]] = {
@@ -120,7 +119,7 @@ def warn_of_unused_fields(executor: Any) -> None:
         for name in _changed(launcher, [name for name in _UNUSED_BY_SLURM if name not in traced]):
             reason = _UNUSED_BY_SLURM[name]
             _warn(f"{kind}.launcher.{name}={getattr(launcher, name)!r} has no effect: {reason}")
-    set_on_ranks = _SET_ON_RANKS if slurm else (*_SET_ON_RANKS, _PORT)
+    set_on_ranks = SET_ON_RANKS if slurm else (*SET_ON_RANKS, PORT)
     for name, value in executor.env_vars.items():
         if name in set_on_ranks:
             _warn(f"env: {name}={value!r} has no effect: the launcher sets it on each rank")
@@ -157,7 +156,7 @@ def _problem_of(name: Any, value: Any) -> str:
         return f"env: {name}={shown}: must be text or a number. Write it as the ranks read it, such as '1'."
     if "\0" in str(value):
         return f"env: {name}={shown}: a variable can't contain the character of number 0. Remove it."
-    if name == _PORT and not (str(value).isdecimal() and 0 < int(value) < 65536):
+    if name == PORT and not (str(value).isdecimal() and 0 < int(value) < 65536):
         return f"env: {name}={shown}: must be the number of a port, 1 to 65535."
     return ""
 

@@ -23,6 +23,7 @@ from nemo_run.core.execution.launcher import FaultTolerance, Launcher, Torchrun
 
 from nemo2.base.errors import ConfigError
 from nemo2.base.import_path import own_folders, path_variables, requested_path, write_hook
+from nemo2.base.place import PORT
 from nemo2.config.walk import callbacks_of, select
 from nemo2.launch.environment import RESTARTS
 from nemo2.launch.local import split_secrets
@@ -123,7 +124,7 @@ def job_of(executor: Any, settings: ClusterSettings, *, name: str, experiment_id
     early = _Signal.of(executor.signal or "")
     variables = split_secrets(executor.env_vars)[0]
     if isinstance(launcher, Torchrun | FaultTolerance) and launcher.rdzv_port != type(launcher)().rdzv_port:
-        variables = {"MASTER_PORT": str(launcher.rdzv_port), **variables}
+        variables = {PORT: str(launcher.rdzv_port), **variables}
     if isinstance(launcher, FaultTolerance) and launcher.max_restarts is not None:
         variables = {RESTARTS: str(launcher.max_restarts), **variables}
     return Job(
