@@ -79,7 +79,7 @@ class SampleDataModule(MegatronDataModule):
             )
         self.settings = DatasetSettings.of(dataset_kwargs)
         if self.encodes is not None and (unread := self.settings.unread_by(self.encodes)):
-            raise ConfigError(not_read(unread, type(self).__name__))
+            raise ConfigError(not_read(unread, f"{type(self).__name__} does not read"))
         self.prepare_data_per_node = False  # rank 0 prepares, because all ranks see its files
         self.reports: dict[str, Report] = {}
         """What happened to the records of each split that was built."""

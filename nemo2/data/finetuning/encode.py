@@ -70,11 +70,10 @@ def nothing_left(name: str, report: Report) -> DataError:
     return DataError(f"{name} leaves nothing to train on. {report}")
 
 
-def not_read(settings: Collection[str], reader: str) -> str:
-    """The message about settings that the samples of the data don't depend on."""
-    none = reader.startswith("no ")
+def not_read(settings: Collection[str], who: str) -> str:
+    """The message about settings that the samples of the data don't depend on. ``who``: "no record reads", for example."""
     return (
-        f"data.dataset_kwargs has {', '.join(settings)}, which {reader} {'reads' if none else 'does not read'}: "
+        f"data.dataset_kwargs has {', '.join(settings)}, which {who}: "
         "prompt_template, label_key, add_bos, add_eos, answer_only_loss and truncation are for records of text fields, "
         "chat_template and turns for conversations. Remove what is not read."
     )
@@ -143,7 +142,7 @@ class BadRecords(BadInput):
             DataError: all records have a field that no template names, or don't read a setting.
         """
         if self.unread:
-            raise DataError(not_read(self.unread, "no record of this data"))
+            raise DataError(not_read(self.unread, "no record of this data reads"))
         for name in self.unused or ():
             raise DataError(f"All {counted(self.num_good, 'record')}: {not_shown(name)}")
 

@@ -105,12 +105,12 @@ class HFDatasetDataModule(SampleDataModule):
         self.pad_seq_len_divisible = pad_seq_len_divisible
         self.streaming = streaming or type(path_or_dataset).__name__ in ("IterableDataset", "IterableDatasetDict")
         if self.streaming:
-            unread = {"tokenizer_model_name", "packed_train_data_path", "packed_val_data_path", "packed_metadata_path"}
+            unread = ("packed_metadata_path", "packed_train_data_path", "packed_val_data_path", "tokenizer_model_name")
             warn_without_effect(
                 "A stream is read in the training process, and its samples are not stored.",
                 memmap_workers=(memmap_workers, 1),
                 index_mapping_dir=((dataset_kwargs or {}).get("index_mapping_dir"), None),
-                **{name: (getattr(self._packing, name), None) for name in sorted(unread)},
+                **{name: (getattr(self._packing, name), None) for name in unread},
             )
         self.aliases = {
             "train": train_aliases or ALIASES["train"],

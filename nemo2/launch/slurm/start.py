@@ -216,12 +216,12 @@ def _refuse_too_few_gpus(executor: Any, starter: Starter, *, devices: int) -> No
     Raises:
         ConfigError: there are fewer.
     """
-    kinds = [match for word in (executor.gres or "").split(",") if (match := _GPUS.match(word.strip()))]
-    found = sum(int(match[1] or 1) for match in kinds)
-    if kinds and found < devices:
+    resources = [match for word in (executor.gres or "").split(",") if (match := _GPUS.match(word.strip()))]
+    num_gpus = sum(int(match[1] or 1) for match in resources)
+    if resources and num_gpus < devices:
         raise ConfigError(
-            f"SlurmExecutor.gres={executor.gres!r}: a node has {found} of these GPUs for {devices} ranks "
-            f"(trainer.devices), but each rank needs one. Use devices={found}, or correct gres."
+            f"SlurmExecutor.gres={executor.gres!r}: a node has {num_gpus} of these GPUs for {devices} ranks "
+            f"(trainer.devices), but each rank needs one. Use devices={num_gpus}, or correct gres."
         )
     if starter == "torchrun" and executor.gpus_per_task and executor.gpus_per_task < devices:
         raise ConfigError(

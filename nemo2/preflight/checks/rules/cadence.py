@@ -62,14 +62,12 @@ def _early_stopping(facts: Facts) -> Iterator[str]:
     from lightning.pytorch.callbacks import EarlyStopping
 
     trainer, data = facts.trainer, facts.parts.get("data")
-    none = (
-        "trainer.limit_val_batches=0."
-        if getattr(trainer, "limit_val_batches", None) == 0
-        else data.no_samples("validation")
-        if hasattr(data, "no_samples")
-        else None
-    )
-    if none is None or not facts.trains:
+    reason = None
+    if getattr(trainer, "limit_val_batches", None) == 0:
+        reason = "trainer.limit_val_batches=0."
+    elif hasattr(data, "no_samples"):
+        reason = data.no_samples("validation")
+    if reason is None or not facts.trains:
         return
     # Lightning's choice where the callback makes none.
     by_epoch = [getattr(trainer, name, None) in (None, 1) for name in ("val_check_interval", "check_val_every_n_epoch")]
@@ -80,7 +78,7 @@ def _early_stopping(facts: Facts) -> Iterator[str]:
         chosen = getattr(callback, "check_on_train_epoch_end", getattr(callback, "_check_on_train_epoch_end", None))
         if not (all(by_epoch) if chosen is None else chosen) or monitor.startswith("val"):
             yield (
-                f"{path}.monitor={monitor!r}: the run never validates, and so never stops early. {none} Let it validate, or "
+                f"{path}.monitor={monitor!r}: the run never validates, and so never stops early. {reason} Let it validate, or "
                 "remove the callback."
             )
 
@@ -105,7 +103,7 @@ def _interval(facts: Facts) -> Iterator[str]:
             f"trainer.val_check_interval={interval}: a number with a decimal point is a fraction of an epoch, at most 1.0. Set "
             f"{shortened(str(int(interval)))} for a number of steps."
         )
-    elif no_time(interval) if isinstance(interval, str | dict | timedelta) else interval in (0, False):
+    elif no_time(interval) if isinstance(interval, str | dict | timedelta) else interval == 0:
         yield f"trainer.val_check_interval={interval}: must be at least 1 step. Set a number of steps, {skip}."
     if isinstance(epochs, int) and epochs < 1:
         yield f"trainer.check_val_every_n_epoch={epochs}: must be at least 1 epoch. Set a number of epochs, {skip}."

@@ -181,8 +181,8 @@ def _splits(facts: Facts) -> Iterator[str]:
 @SETTINGS.rule("callbacks-have-their-arguments")
 def _callbacks(facts: Facts) -> Iterator[str]:
     """Each callback must have all arguments for which its class has no default, and callbacks of nemo2 and Lightning
-    must accept their arguments. The files that they read on this machine must be there, and the
-    model must have the experts that they are about.
+    must accept their arguments. The files that a callback reads on this machine must exist, and a callback for experts
+    requires a model with experts.
 
     Otherwise: No rank can create the callback, or the run stops before its first step.
     """
