@@ -146,11 +146,13 @@ class Terminal:
         )
         os.close(theirs)
 
-    def read_until(self, words: str) -> str:
+    def read_until(self, words: str, *, typed: bytes = b"") -> str:
+        """What it prints up to ``words``. ``typed``: what the user types after each second in which it prints nothing."""
         found, end = "", time.monotonic() + 120
         while words not in found:
             assert time.monotonic() < end, found
             if not select.select([self.side], [], [], 1.0)[0]:
+                os.write(self.side, typed)
                 continue
             try:
                 found += os.read(self.side, 4096).decode("utf-8", "replace")
@@ -197,8 +199,9 @@ def test_a_conversation_in_a_terminal(run_on_ranks: Any, tmp_path: Path) -> None
     os.read(terminal.side, 16)
     os.write(terminal.side, b"\x03")
     assert "(stopped)" in terminal.read_until("\n> ")
-    os.write(terminal.side, b"\x03\n")  # the line is read in whichever moment of `input` the signal came
-    assert "Ctrl-D exits" in terminal.read_until("exits)\r\n> ")
+    os.write(terminal.side, b"\x03")
+    # A signal that comes after the prompt and before readline waits for a key is seen with the next line.
+    assert "Ctrl-D exits" in terminal.read_until("exits)\r\n> ", typed=b"\n")
     os.write(terminal.side, b"/exit\n")
     terminal.read_until("never")
     assert terminal.process.wait(timeout=60) == 0
