@@ -3,6 +3,7 @@
 
 import inspect
 import re
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any, Optional
 
@@ -13,7 +14,7 @@ from torch import nn
 from nemo2.base.errors import ConfigError
 from nemo2.base.names import did_you_mean
 from nemo2.config.capture import configurable
-from nemo2.mcore.parallel.inspection import chunks_of
+from nemo2.mcore.parallel.inspection import chunks_of, with_parents
 
 
 @configurable
@@ -70,6 +71,19 @@ class JitTransform(pl.Callback):
         self.config = config
         self._done: list[nn.Module] = []
 
+    def check_model(self, config: Any) -> None:
+        """Raise the error of `on_train_epoch_start` about modules, except those below a layer."""
+        from nemo2.models.conversion.families import modules_with_weights
+
+        selector, leaves = self.config.module_selector or "*", {*(modules_with_weights(config) or ())}
+        if not self.config.use_torch or selector == "*" or not leaves:
+            return
+        known, parts = with_parents(leaves), selector.split(".")
+        leaves |= {"rotary_pos_emb", *(f"{name}.core_attention" for name in known if name.endswith(".self_attention"))}
+        heads = [_pattern(".".join(parts[:end])) for end in range(1, len(parts) + 1)]
+        if not any(head.fullmatch(leaf) for head in heads for leaf in leaves):
+            _matching(known, selector)
+
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         if not self.config.use_torch or self._done:
             return
@@ -93,11 +107,19 @@ def _called_in(chunk: nn.Module) -> nn.Module:
 def _selected(root: nn.Module, selector: Optional[str]) -> list[nn.Module]:
     if selector in (None, "", "*"):
         return list(root.children()) if isinstance(root, pl.LightningModule) else [root]
-    pattern = re.compile(re.escape(selector).replace(r"\*", "[^.]*"))
-    names = [name for name, _ in root.named_modules() if name]
-    selected = [name for name in names if pattern.fullmatch(name)]
-    if not selected:
-        raise ConfigError(
-            f"JitConfig.module_selector={selector!r}: the model has no such module{did_you_mean(selector, names)}"
-        )
-    return [root.get_submodule(name) for name in selected]
+    return [
+        root.get_submodule(name) for name in _matching([name for name, _ in root.named_modules() if name], selector)
+    ]
+
+
+def _matching(names: Collection[str], selector: str) -> list[str]:
+    pattern = _pattern(selector)
+    if selected := [name for name in names if pattern.fullmatch(name)]:
+        return selected
+    raise ConfigError(
+        f"JitConfig.module_selector={selector!r}: the model has no such module{did_you_mean(selector, names)}"
+    )
+
+
+def _pattern(selector: str) -> re.Pattern[str]:
+    return re.compile(re.escape(selector).replace(r"\*", "[^.]*"))

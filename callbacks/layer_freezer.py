@@ -16,6 +16,7 @@ from nemo2.mcore.parallel.inspection import (
     chunks_of,
     named_parameters,
     owned_gradients,
+    refuse_modules_outside,
     refuse_unknown_modules,
 )
 from nemo2.mcore.parallel.transform import full_names
@@ -53,6 +54,15 @@ class LayerFreezer(pl.Callback):
         self._steps = {name: _range_of(name, spec) for name, spec in steps.items()}
         self._frozen: set[str] = set()
         self._hooks: list[Any] = []
+
+    def check_model(self, config: Any) -> None:
+        """Raise the error of `on_train_start` about modules, except those below a layer."""
+        from nemo2.models.conversion.families import modules_with_weights
+
+        names = modules_with_weights(config) or ()
+        unknown = [module for module in self._steps if not any(belongs_to(module, name) for name in names)]
+        if names:
+            refuse_modules_outside(names, unknown, of="LayerFreezer.schedule")
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         refuse_unknown_modules(trainer, list(self._steps), of="LayerFreezer.schedule")

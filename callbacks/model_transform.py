@@ -30,8 +30,16 @@ class ModelTransform(pl.Callback):
     def __init__(self, model_transform: Optional[Callable[..., nn.Module]] = None) -> None:
         self.model_transform = model_transform
 
+    def check_recipe(self, recipe: Any) -> None:
+        """Raise the errors of `setup` about a recipe."""
+        model = getattr(recipe, "model", None)
+        self._refuse_none(*(getattr(recipe, name, None) for name in ("peft", "model_transform")), of=model)
+
     def setup(self, trainer: pl.Trainer, pl_module: Any, stage: str) -> None:
-        if self.model_transform is None and getattr(pl_module, "model_transform", None) is None:
+        self._refuse_none(of=pl_module)
+
+    def _refuse_none(self, *others: Any, of: Any) -> None:
+        if all(one is None for one in (self.model_transform, getattr(of, "model_transform", None), *others)):
             raise ConfigError(
                 "ModelTransform() has no function to apply. Set ModelTransform(model_transform=...), or set "
                 "model.model_transform."

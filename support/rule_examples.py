@@ -23,6 +23,7 @@ OVERLAPPED = f"model.config.tp_comm_overlap=True {TP}=2 {SP}"
 FULL = "model.config.recompute_granularity=full"
 SELECTIVE = "model.config.recompute_granularity=selective"
 STOPPING = "'trainer.callbacks=lightning.pytorch.callbacks.EarlyStopping(mode=min,monitor=val_loss)'"
+BY_EPOCH = "log.ckpt.every_n_epochs=1 log.ckpt.every_n_train_steps=None log.ckpt.train_time_interval=None"
 FP8 = "trainer.plugins.fp8=hybrid"
 OFFLOADED = "optim.config.optimizer_cpu_offload=True optim.config.optimizer_offload_fraction=1.0"
 AWARE = "optim.config.use_precision_aware_optimizer=True"
@@ -640,6 +641,7 @@ EXAMPLES: tuple[Example, ...] = (
     example("steps-are-megatron-cores", "trainer.gradient_clip_val=1.0", "optim.config.clip_grad=1.0"),
     example("steps-are-megatron-cores", "trainer.accumulate_grad_batches=4", "data.global_batch_size=2048"),
     example("steps-are-megatron-cores", "trainer.gradient_clip_algorithm=value", "optim.config.clip_grad=0.5"),
+    example("steps-are-megatron-cores", "trainer.sync_batchnorm=True", "trainer.sync_batchnorm=False"),
     example(
         "offloaded-optimizer-decouples-decay",
         f"{OFFLOADED} {AWARE} optim.config.decoupled_weight_decay=False",
@@ -672,6 +674,12 @@ EXAMPLES: tuple[Example, ...] = (
         "trainer.max_steps=10 trainer.min_steps=10",
     ),
     example(
+        "training-has-steps",
+        "trainer.max_epochs=2 trainer.limit_train_batches=5 trainer.min_steps=11",
+        "trainer.max_epochs=2 trainer.limit_train_batches=5 trainer.min_steps=10",
+        recipe="llama_tiny",
+    ),
+    example(
         "early-stopping-has-a-validation",
         f"{STOPPING} trainer.limit_val_batches=0",
         f"{STOPPING} trainer.limit_val_batches=4",
@@ -696,6 +704,11 @@ EXAMPLES: tuple[Example, ...] = (
         "trainer.overfit_batches=2",
     ),
     example("checkpoints-have-one-switch", "trainer.enable_checkpointing=False", "log.ckpt=None"),
+    example(
+        "checkpoints-have-names-of-their-own",
+        f"{BY_EPOCH} log.ckpt.filename={{epoch}}",
+        f"{BY_EPOCH} log.ckpt.filename={{epoch}}-{{step}}",
+    ),
     # Settings
     example("secrets-stay-in-the-environment", assigned=({"log.extra_loggers": [{"api_key": "0123456789"}]}, {})),
     example("paths-are-written-out", "'log.log_dir=$HOME/runs'", "log.log_dir=/home/me/runs"),
@@ -735,6 +748,12 @@ EXAMPLES: tuple[Example, ...] = (
         "trainer.callbacks=MegatronTokenDropCallback",
         "trainer.callbacks=TimingCallback",
     ),
+    example(
+        "callbacks-have-their-arguments",
+        "'trainer.callbacks=LayerFreezer(schedule=[decoder.layers.99])'",
+        "'trainer.callbacks=LayerFreezer(schedule=[decoder.layers.9])'",
+    ),
+    example("callbacks-have-their-arguments", "trainer.callbacks=ModelTransform", "trainer.callbacks=[]"),
     example(
         "callbacks-have-their-arguments",
         "'trainer.callbacks=EvaluationCallback(texts=[missing.txt])'",
@@ -818,6 +837,12 @@ EXAMPLES: tuple[Example, ...] = (
         "tokenizer-fits-the-vocabulary",
         f"'data={RECORDS},pad_token_id=300)'",
         f"'data={RECORDS},pad_token_id=256)'",
+        recipe="llama_tiny",
+    ),
+    example(
+        "tokenizer-fits-the-vocabulary",
+        f"'data=HFDatasetDataModule(path_or_dataset=ids,{SIZES_16})'",
+        f"'data=HFDatasetDataModule(path_or_dataset=ids,{SIZES_16})' model.config.vocab_size=2048",
         recipe="llama_tiny",
     ),
     example(

@@ -1,15 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """``--data PATH``: gives a recipe the user's data and keeps the recipe's sequence length and batch sizes."""
 
-import contextlib
-from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any, Optional
 
 import typer
 
-from nemo2.base.errors import ConfigError, Nemo2Error
-from nemo2.data.documents import BadInput, holds_records, read_records
+from nemo2.base.errors import ConfigError
+from nemo2.data.documents import first_record, holds_records
 from nemo2.data.token_files import strip_suffix
 
 Data = Annotated[
@@ -46,9 +44,6 @@ def give_data(recipe: Any, path: str) -> None:
     with recorded_at(f"--data {path}", 1):
         if recipe.__fn_or_cls__.__name__ == "finetune":
             data = _samples(path)
-            settings = getattr(recipe.data, "dataset_kwargs", None) or {}
-            if settings.get("add_bos") and not _renders_bos(Path(path).expanduser()):
-                data.dataset_kwargs = {"add_bos": True}  # the model's need, whichever its data
         else:
             data = _tokens(path)
         carry_over(recipe.data, data)
@@ -94,21 +89,4 @@ def _are_chats(file: Path) -> bool:
     """Whether the first record of a file is a conversation."""
     from nemo2.data.finetuning.dialects import has_messages
 
-    return has_messages(_first_record(file))
-
-
-def _renders_bos(path: Path) -> bool:
-    """Whether the first record of a file or folder is a conversation, whose template begins it, or already token ids."""
-    from nemo2.data.finetuning.dialects import has_messages
-
-    file = min(filter(holds_records, path.iterdir()), default=path) if path.is_dir() else path
-    record = _first_record(file)
-    return has_messages(record) or (record or {}).get("input_ids") is not None
-
-
-def _first_record(file: Path) -> Any:
-    """The first record of a file. None: it can't be read, or has none."""
-    if file.is_file() and holds_records(file):
-        with contextlib.suppress(OSError, EOFError, Nemo2Error):
-            return next((record for _, record in islice(read_records(file, BadInput("skip")), 1)), None)
-    return None
+    return has_messages(first_record(file))

@@ -149,7 +149,7 @@ def takes_fields(recipe: Any, path: str) -> bool:
 
 def carry_over(old: Any, new: Any) -> None:
     """Copy the fields that ``old``'s class lists as ``carried_over`` to ``new``, its replacement, unless ``new``
-    sets them."""
+    sets them. The class of ``new`` may ``take_over`` more."""
     if not (isinstance(old, fdl.Buildable) and isinstance(new, fdl.Buildable)):
         return
     names = new.__signature_info__.valid_param_names
@@ -157,6 +157,8 @@ def carry_over(old: Any, new: Any) -> None:
         value = getattr(old, name, None)
         if name in names and name not in new.__arguments__ and value is not None:
             setattr(new, name, value)
+    if hook := getattr(new.__fn_or_cls__, "take_over", None):
+        hook(old, new)
 
 
 def as_override(path: str, value: Any) -> str:

@@ -7,6 +7,7 @@ is UTF-8; a byte-order mark is dropped.
 """
 
 import codecs
+import contextlib
 import csv
 import glob
 import gzip
@@ -19,7 +20,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Literal, Optional, TypeVar, Union, cast
 
 from nemo2.base.advice import advice
-from nemo2.base.errors import ConfigError, DataError, SecurityError
+from nemo2.base.errors import ConfigError, DataError, Nemo2Error, SecurityError
 from nemo2.base.files import MIB, parse_json
 from nemo2.base.names import check_choice
 
@@ -170,6 +171,14 @@ def read_records(file: Path, bad: BadInput, *, at_most: Optional[int] = None) ->
         return
     for index, record in enumerate(array):
         yield from _checked(f"{file}[{index}]", record, bad)
+
+
+def first_record(file: Path) -> Any:
+    """The first record of a file. None: it can't be read, or has none."""
+    if file.is_file() and holds_records(file):
+        with contextlib.suppress(OSError, EOFError, Nemo2Error):
+            return next((record for _, record in read_records(file, BadInput("skip"))), None)
+    return None
 
 
 def surrogate_in(text: str) -> Optional[str]:

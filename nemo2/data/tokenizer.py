@@ -12,11 +12,12 @@ into the key of their index cache.
 import contextlib
 import hashlib
 import json
+import os
 import string
 from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
-from functools import cached_property
+from collections.abc import Collection, Mapping, Sequence
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Optional, Union
 
@@ -24,7 +25,7 @@ from nemo2.base.backend.extras import install
 from nemo2.base.counts import require_counts
 from nemo2.base.errors import ConfigError, DataError
 from nemo2.config.capture import configurable
-from nemo2.config.notices import warn_without_effect
+from nemo2.config.notices import warn_once, warn_without_effect
 
 END_OF_DOCUMENT = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eos|>")
 """Spellings of the end-of-document token, in order of precedence, for tokenizer files that don't name it."""
@@ -308,8 +309,8 @@ class GPT2BPETokenizer(BPETokenizer):
 
     def __init__(self, vocab_file: Union[str, Path], merges_file: Union[str, Path]) -> None:
         super().__init__(path=vocab_file)
-        self.vocab_file = str(vocab_file)
-        self.merges_file = str(merges_file)
+        self.vocab_file = os.path.expanduser(vocab_file)
+        self.merges_file = os.path.expanduser(merges_file)
 
     @cached_property
     def backend(self) -> Any:
@@ -366,11 +367,11 @@ class AutoTokenizer(Tokenizer):
         chat_template: Optional[str] = None,
     ) -> None:
         _check_tokens(eos_token=eos_token, bos_token=bos_token, pad_token=pad_token)
-        if revision is not None and Path(pretrained_model_name).is_dir():
+        if revision is not None and Path(pretrained_model_name).expanduser().is_dir():
             warn_without_effect(
                 f"{pretrained_model_name} is a folder, which has one revision only.", revision=(revision, None)
             )
-        self.pretrained_model_name = str(pretrained_model_name)
+        self.pretrained_model_name = os.path.expanduser(pretrained_model_name)
         self.use_fast = use_fast
         self.trust_remote_code = trust_remote_code
         self.revision = revision
@@ -394,17 +395,21 @@ class AutoTokenizer(Tokenizer):
             ) from error
         names = ("eos_token", "bos_token", "pad_token", "chat_template")
         overrides = {name: value for name in names if (value := getattr(self, name)) is not None}
+        load = partial(
+            HFAutoTokenizer.from_pretrained,
+            self.pretrained_model_name,
+            use_fast=self.use_fast,
+            trust_remote_code=self.trust_remote_code,
+            revision=self.revision or "main",
+            local_files_only=self.local_files_only,
+        )
         try:
             local = self.local_files_only or Path(self.pretrained_model_name).exists()
             with contextlib.nullcontext() if local else asking_hub(self.pretrained_model_name):
-                return HFAutoTokenizer.from_pretrained(
-                    self.pretrained_model_name,
-                    use_fast=self.use_fast,
-                    trust_remote_code=self.trust_remote_code,
-                    revision=self.revision or "main",
-                    local_files_only=self.local_files_only,
-                    **overrides,
-                )
+                tokenizer = load(**overrides)
+                if overrides.keys() - {"chat_template"}:
+                    self._warn_about_new_tokens(known=load().get_vocab())
+                return tokenizer
         except (OSError, ValueError) as error:
             where = "in the local cache" if self.local_files_only else "here or on the Hugging Face hub"
             raise DataError(
@@ -413,6 +418,15 @@ class AutoTokenizer(Tokenizer):
                 f"elsewhere and give its directory. ({type(error).__name__}: "
                 f"{str(error).splitlines()[0] if str(error) else 'no message'})"
             ) from error
+
+    def _warn_about_new_tokens(self, known: Collection[str]) -> None:
+        for name in ("eos_token", "bos_token", "pad_token"):
+            text = getattr(token := getattr(self, name), "content", token)
+            if text is not None and text not in known:
+                warn_once(
+                    f"{self!r}: {name}={text!r} is not in its vocabulary and gets a new id, which no released model has trained. "
+                    "Name a token of the vocabulary, unless the model trains its embeddings."
+                )
 
     @cached_property
     def vocab_size(self) -> int:
@@ -456,7 +470,7 @@ class AutoTokenizer(Tokenizer):
         digest = hashlib.sha256(vocabulary.encode("utf-8", "surrogatepass")).hexdigest()
         # The contents and not the folder: a copy of it elsewhere is the same tokenizer.
         name = self.pretrained_model_name
-        named = [] if Path(name).expanduser().is_dir() else [("name", name)]
+        named = [] if Path(name).is_dir() else [("name", name)]
         return OrderedDict([("class", type(self).__name__), *named, ("vocabulary", digest), ("eod", self.eos_id)])
 
     def __repr__(self) -> str:

@@ -21,6 +21,7 @@ from nemo2.base.errors import CheckpointError, ConfigError
 from nemo2.base.names import did_you_mean
 from nemo2.checkpoint.directory import read_manifest
 from nemo2.checkpoint.paths import HUGGING_FACE, folder_of
+from nemo2.config.notices import only_defaults
 from nemo2.data.home import models_home
 from nemo2.hugging_face.adapter_import import import_adapter
 from nemo2.hugging_face.adapter_rows import ADAPTER_CONFIG
@@ -136,6 +137,8 @@ def export_ckpt(
         SecurityError: see `export_weights`.
     """
     if load_connector is not None:
+        why = "the exporter of load_connector takes only output_path and overwrite."
+        only_defaults(why, model=(model, None), dtype=(dtype, None), show_progress=(show_progress, None))
         return load_connector(_to_export(path).path, target)(output_path, overwrite=overwrite)
     exporter = load_connector_from_trainer_ckpt(path, target)
     return exporter(output_path, overwrite=overwrite, model=model, dtype=dtype, show_progress=show_progress)

@@ -14,8 +14,10 @@ import lightning.pytorch as pl
 import torch
 
 from nemo2.base.advice import typed_as
+from nemo2.base.counts import require_counts
 from nemo2.base.errors import ConfigError, DataError
 from nemo2.base.files import text_of, write_file
+from nemo2.base.names import listed
 from nemo2.checkpoint.auto_resume import RestoreConfig
 from nemo2.hugging_face.checkpoint import Checkpoint
 from nemo2.models.generate import Generation
@@ -27,6 +29,16 @@ from nemo2.training.trainer import Trainer
 _log = logging.getLogger(__name__)
 STANDARD = "-"
 """Standard input or output, in place of a file's path."""
+_READ = {
+    "num_tokens_to_generate": "max_new_tokens",
+    "temperature": "temperature",
+    "top_k": "top_k",
+    "top_p": "top_p",
+    "stop_words": "stop",
+}
+"""Megatron-Core's names of the options of generation, and ours."""
+_WITHOUT_EFFECT = ("return_log_probs", "skip_prompt_log_probs")
+"""Megatron-Core's options whose results are there in any case."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +51,9 @@ class GenerationOptions(Sampling):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        require_counts("", max_new_tokens=self.max_new_tokens)
+        if isinstance(self.stop, str):
+            raise ConfigError(f"stop={self.stop!r}: must be a list of texts, or each of its letters would end a text.")
         if not all(self.stop):
             raise ConfigError("stop='': every text contains it, so that no text would be left. Leave it out.")
         # The likeliest token passes each filter.
@@ -62,17 +77,15 @@ class GenerationOptions(Sampling):
             return cls(**values)
         if values:
             raise ConfigError(f"inference_params and {', '.join(values)} set the same thing. Keep one of them.")
-        for name in ("top_n_logprobs", "return_segments"):
-            if getattr(inference_params, name, None):
+        for name, value in vars(inference_params).items():
+            if value and name not in (*_READ, *_WITHOUT_EFFECT):
                 raise ConfigError(
-                    f"inference_params.{name}={getattr(inference_params, name)!r}: nemo2 returns only the "
-                    "log-probability of each generated token (log_probs)."
+                    f"inference_params.{name}={value!r}: nemo2 reads {listed(_READ)}, and returns the log-probability of each "
+                    "generated token (log_probs). Leave it unset. A begin-of-sequence token is set by add_BOS of llm.generate."
                 )
+        values = {own: getattr(inference_params, theirs, None) for theirs, own in _READ.items()}
         return cls(
-            max_new_tokens=inference_params.num_tokens_to_generate,
-            temperature=inference_params.temperature,
-            top_k=inference_params.top_k,
-            top_p=inference_params.top_p or 1.0,
+            **{name: value for name, value in values.items() if value is not None and (name, value) != ("top_p", 0)}
         )
 
 

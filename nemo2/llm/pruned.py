@@ -117,6 +117,13 @@ class Sizes:
                 "must remain."
             )
         heads, groups = self.new_heads
+        if (requested := to.target_num_query_groups) is not None and requested != groups:
+            raise ConfigError(
+                f"{_typed('target_num_query_groups', requested)} leaves {heads} heads, but a group has at most the "
+                f"{self.heads_per_group} heads that it has now. Set "
+                f"{advice('--heads', 'pruning_config.target_num_attention_heads')} to at most "
+                f"{requested * self.heads_per_group} too."
+            )
         if heads % groups or heads // groups > self.heads_per_group:
             raise ConfigError(
                 f"{_typed('target_num_attention_heads', heads)} leaves {groups} query groups, but each group must have the same "

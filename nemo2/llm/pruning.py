@@ -20,6 +20,7 @@ from torch import Tensor
 
 from nemo2.base import ranks
 from nemo2.base.backend import get_backend
+from nemo2.base.counts import require_counts
 from nemo2.base.place import is_terminal
 from nemo2.config.capture import captured_arguments, configurable
 from nemo2.config.notices import only_defaults
@@ -87,6 +88,7 @@ def prune(
         tokenizer_path=(tokenizer_path, None),
         legacy_ckpt=(legacy_ckpt, False),
     )
+    require_counts("", num_train_samples=num_train_samples)
     target = Path(save_path)
     check_target(target, overwrite=overwrite, reads=[Checkpoint.open(nemo_checkpoint).path] if overwrite else [])
     layout: dict[str, Any] = {"tensor_model_parallel_size": tp_size, "pipeline_model_parallel_size": pp_size}

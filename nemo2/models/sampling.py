@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from nemo2.base.advice import typed_as
+from nemo2.base.counts import is_count
 from nemo2.base.errors import ConfigError
 
 LEAST_TEMPERATURE = 1e-6
@@ -40,7 +41,7 @@ class Sampling:
                 f"0 (always the likeliest token) or at least {LEAST_TEMPERATURE}, below which the logits overflow",
                 self.temperature == 0 or self.temperature >= LEAST_TEMPERATURE,
             ),
-            ("top_k", "0 (off) or more", self.top_k >= 0),
+            ("top_k", "a whole number, 0 (off) or more", is_count(self.top_k, least=0)),
             ("top_p", "above 0 and at most 1 (off)", 0 < self.top_p <= 1),
             ("min_p", "from 0 (off) to below 1", 0 <= self.min_p < 1),
         ):

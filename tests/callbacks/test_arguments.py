@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Arguments that no callback can work with are refused when it is made."""
 
+import contextlib
 from typing import Any
 
 import pytest
@@ -27,6 +28,7 @@ from nemo2.callbacks import (
     StragglerDetectionCallback,
     TimingCallback,
 )
+from support import small_runs
 
 REFUSED: list[tuple[Any, dict[str, Any], str]] = [
     (DdpParityChecker, {"interval": -1}, "interval=-1"),
@@ -105,3 +107,20 @@ REFUSED: list[tuple[Any, dict[str, Any], str]] = [
 def test_arguments_that_cannot_be_are_refused(callback, arguments, words):
     with pytest.raises(ConfigError, match=words):
         callback(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("selector", "known"),
+    [
+        ("decoder.layers.*.mlp", True),
+        ("decoder.layers.1.self_attention.core_attention", True),
+        ("decoder.layers.0.mlp.linear_fc1.adapter", True),
+        ("rotary_pos_emb", True),
+        ("decoder.layers.2.mlp", False),
+        ("model.layers.0.mlp", False),
+    ],
+)
+def test_modules_to_compile_are_those_of_the_model(selector, known):
+    callback = JitTransform(JitConfig(module_selector=selector, use_torch=True))
+    with contextlib.nullcontext() if known else pytest.raises(ConfigError, match="the model has no such module"):
+        callback.check_model(small_runs.build_llama().config)

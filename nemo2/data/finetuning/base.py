@@ -2,6 +2,7 @@
 """`SampleDataModule`: the base of all fine-tuning data modules, which makes samples once, stores them, packs them,
 and splits them into batches."""
 
+import contextlib
 import json
 import logging
 from abc import abstractmethod
@@ -25,6 +26,7 @@ from nemo2.data.finetuning.sample import Encoder
 from nemo2.data.finetuning.settings import DatasetSettings
 from nemo2.data.finetuning.sources import RecordFiles, Source
 from nemo2.data.finetuning.store import Samples, key_of, path_of, write_samples
+from nemo2.data.finetuning.template import TemplateEncoder
 from nemo2.data.index_cache import DamagedIndex, private_directory, read_array, write_array
 from nemo2.data.inputs import Input
 from nemo2.data.tokenizer import Tokenizer
@@ -152,6 +154,32 @@ class SampleDataModule(MegatronDataModule):
     def reads_text(self) -> bool:
         """Whether the training records certainly need a tokenizer. Reads at most the first line of a local file."""
         return True
+
+    @classmethod
+    def take_over(cls, old: Any, new: Any) -> None:
+        """Keep ``add_bos`` of the data that the config ``new`` replaces: it is the model's need, whichever its data."""
+        settings = new.dataset_kwargs or {}
+        needed = (getattr(old, "dataset_kwargs", None) or {}).get("add_bos")
+        if needed and "add_bos" not in settings and not cls.has_bos(new):
+            new.dataset_kwargs = {**settings, "add_bos": True}
+
+    @classmethod
+    def has_bos(cls, config: Any) -> bool:
+        """Whether the records of this configured data begin their samples, as far as that is known."""
+        del config
+        return cls.encodes not in (None, TemplateEncoder)
+
+    @property
+    @abstractmethod
+    def is_here(self) -> bool:
+        """Whether this machine has the records."""
+
+    def no_samples(self, split: str) -> Optional[str]:
+        if split != "train" and self.is_here:
+            with contextlib.suppress(Nemo2Error):  # `check_records` reports it
+                if self.source_to_check(split) is None:
+                    return f"data: this {type(self).__name__} has no {split} samples."
+        return None
 
     @property
     @abstractmethod

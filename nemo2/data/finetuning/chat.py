@@ -455,9 +455,23 @@ class ChatEncoder(Encoder):
     def _render(self, messages: Sequence[Any], *prefixes: Prefix, tools: Any = None) -> list[Rendered]:
         template = self.chat_template
         source = repr(self.tokenizer) if template is None else template if "{" not in template else "these settings"
-        own = self.chat_template_kwargs or {}
-        variables = {**self._hf.special_tokens_map, "documents": None, **own, "tools": tools}
+        variables = {**self._hf.special_tokens_map, "documents": None, **self._own_variables, "tools": tools}
         return RENDERER.render(messages, prefixes, template=self.template, source=source, variables=variables)
+
+    @cached_property
+    def _own_variables(self) -> Mapping[str, Any]:
+        """``chat_template_kwargs``, after a check that the template reads them.
+
+        Raises:
+            ConfigError: it doesn't.
+        """
+        own, templates = self.chat_template_kwargs or {}, (self, self._with_tools or self)
+        for name in own:
+            if not any(re.search(rf"\b{re.escape(name)}\b", one.template) for one in templates):
+                raise ConfigError(
+                    f"chat_template_kwargs has {name!r}, which the chat template does not read: remove it."
+                )
+        return own
 
     @staticmethod
     def _text(rendered: Rendered) -> str:

@@ -16,8 +16,9 @@ from nemo2.base.errors import ConfigError, DataError
 from nemo2.config.capture import configurable
 from nemo2.config.notices import warn_without_effect
 from nemo2.data.base import SPLITS, arguments_of
-from nemo2.data.documents import BadInput
+from nemo2.data.documents import BadInput, first_record, holds_records
 from nemo2.data.finetuning.base import SampleDataModule
+from nemo2.data.finetuning.dialects import has_messages
 from nemo2.data.finetuning.open import ALIASES, datasets_package, on_hub, open_split
 from nemo2.data.finetuning.packing import PackedSequenceSpecs
 from nemo2.data.finetuning.sample import Encoder
@@ -138,11 +139,26 @@ class HFDatasetDataModule(SampleDataModule):
 
     def no_samples(self, split: str) -> Optional[str]:
         if self.split is None or split in self._parts:
-            return None
+            return super().no_samples(split)
         return (
             f"data.split={self.split!r} names no part of the {split} split. Add one, such as "
             f"{self.aliases[split][0]!r}, or set data.split=None to use all splits."
         )
+
+    @classmethod
+    def has_bos(cls, config: Any) -> bool:
+        """Whether the first record is a conversation, whose template begins it, or already token ids."""
+        if not isinstance(held := config.path_or_dataset, str | Path):
+            return False
+        path = Path(held).expanduser()
+        file = min(filter(holds_records, path.iterdir()), default=path) if path.is_dir() else path
+        record = first_record(file)
+        return has_messages(record) or (record or {}).get("input_ids") is not None
+
+    @property
+    def is_here(self) -> bool:
+        held = self.path_or_dataset
+        return not isinstance(held, str | Path) or Path(held).expanduser().exists()
 
     def reads_text(self) -> bool:
         file = Path(self.path_or_dataset).expanduser() if isinstance(self.path_or_dataset, str | Path) else None
@@ -216,12 +232,10 @@ class HFDatasetDataModule(SampleDataModule):
         if self.split is not None:
             if (part := self._parts.get(split)) is None:
                 return None
-            names = (
-                part.name,
-                *(("train",) if split == "train" and not isinstance(self.path_or_dataset, Mapping) else ()),
-            )
+            aliases = [name for known in self.aliases.values() if part.name in known for name in known]
+            names = tuple(dict.fromkeys((part.name, *aliases)))
         held = self.path_or_dataset
-        source = open_split(held, names, streaming=streaming)
+        source = open_split(held, names, whole=split == "train", streaming=streaming)
         if source is not None and part is not None:
             source = part.of(source)
         if source is None and split == "train":

@@ -93,11 +93,17 @@ class FineTuningDataModule(SampleDataModule):
     def cache_root(self) -> Path:
         return self.root.absolute() / "index_cache"
 
+    @property
+    def is_here(self) -> bool:
+        return self._file("train") is not None
+
+    def _file(self, split: str) -> Optional[Path]:
+        files = (self.root / Path(FILES[split]).with_suffix(suffix) for suffix in _SUFFIXES)
+        return next(filter(Path.is_file, files), None)
+
     def source(self, split: str) -> Optional[Source]:
-        name = Path(FILES[split])
-        for suffix in _SUFFIXES:
-            if (file := self.root / name.with_suffix(suffix)).is_file():
-                return RecordFiles(file)
+        if (file := self._file(split)) is not None:
+            return RecordFiles(file)
         if split == "train":
             raise DataError(
                 f"data.dataset_root={self.dataset_root}: this folder has no {FILES['train']}. Create it with one JSON object per "

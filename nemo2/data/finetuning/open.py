@@ -20,12 +20,13 @@ ALIASES: Mapping[str, Sequence[str]] = {
 _TABLES = (".parquet", ".arrow")
 
 
-def open_split(held: Any, names: Sequence[str], *, streaming: bool = False) -> Optional[Source]:
+def open_split(held: Any, names: Sequence[str], *, whole: bool, streaming: bool = False) -> Optional[Source]:
     """The records of the split that has one of these names. None: there is none.
 
     Args:
-        held: The splits by name, the records of the training split, the path of a folder or file with records, or a
-            dataset's name on the hub.
+        held: The splits by name, the records of one split, the path of a folder or file with records, or a dataset's name
+            on the hub.
+        whole: Whether records that aren't divided into splits are this split.
         streaming: Read tables and the hub's files during training, without copying them into a cache first.
 
     Raises:
@@ -33,7 +34,7 @@ def open_split(held: Any, names: Sequence[str], *, streaming: bool = False) -> O
         ConfigError: the package ``datasets`` is needed and isn't installed.
     """
     if isinstance(held, str | Path):
-        return _of_path(held, names, streaming=streaming)
+        return _of_path(held, names, whole=whole, streaming=streaming)
     if isinstance(held, Mapping):
         split = next((name for name in names if name in held), None)
         return None if split is None else Records(held[split], split)
@@ -41,19 +42,19 @@ def open_split(held: Any, names: Sequence[str], *, streaming: bool = False) -> O
         raise ConfigError(
             f"data.path_or_dataset is a {type(held).__name__}: must be records, splits of records by name, or a path."
         )
-    return Records(held, names[0]) if "train" in names else None
+    return Records(held, names[0]) if whole else None
 
 
-def _of_path(path: str | Path, names: Sequence[str], *, streaming: bool) -> Optional[Source]:
+def _of_path(path: str | Path, names: Sequence[str], *, whole: bool, streaming: bool) -> Optional[Source]:
     place = Path(path).expanduser()
     if place.is_file():
-        return _of_files([place], streaming=streaming) if "train" in names else None
+        return _of_files([place], streaming=streaming) if whole else None
     if place.is_dir():
         if not (files := _data_files(place)):
             raise DataError(
                 f"{path}: this folder has no data files, which end in {', '.join(RECORD_SUFFIXES + _TABLES)}."
             )
-        files = _files_of_split(place, files, names)
+        files = _files_of_split(place, files, names, whole=whole)
         return _of_files(files, streaming=streaming) if files else None
     if not on_hub(path):
         raise DataError(f"data.path_or_dataset={str(path)!r}: this file or folder does not exist.")
@@ -83,17 +84,17 @@ def _data_files(folder: Path) -> list[Path]:
     return [file for file in files if file.suffix != ".json"] or files
 
 
-def _files_of_split(folder: Path, files: list[Path], names: Sequence[str]) -> list[Path]:
+def _files_of_split(folder: Path, files: list[Path], names: Sequence[str], *, whole: bool) -> list[Path]:
     """Those of a folder's files that belong to a split: a file of the split's name, and files whose names begin with it, as
-    on the hub (train-00000-of-00002.parquet). If no file names its split, all are for training."""
-    of_split = [file for file in files if _split_of(file, folder) in names]
-    if of_split or "train" not in names:
+    on the hub (train-00000-of-00002.parquet). Files that name no split are those of the ``whole`` split."""
+    of_split = [file for file in files if _split_of(file, folder, names) in names]
+    if of_split or not whole:
         return of_split
-    return [file for file in files if _split_of(file, folder) is None]
+    return [file for file in files if _split_of(file, folder, names) is None]
 
 
-def _split_of(file: Path, folder: Path) -> Optional[str]:
-    aliases = {name for names in ALIASES.values() for name in names}
+def _split_of(file: Path, folder: Path, names: Sequence[str]) -> Optional[str]:
+    aliases = {*names, *(name for known in ALIASES.values() for name in known)}
     for part in reversed(file.relative_to(folder).parts):
         word = part.replace("_", "-").replace(".", "-").split("-")[0]
         if word in aliases:

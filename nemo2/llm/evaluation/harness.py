@@ -24,6 +24,7 @@ from nemo2.base.backend.extras import install
 from nemo2.base.counts import require_counts
 from nemo2.base.errors import ConfigError
 from nemo2.base.names import did_you_mean
+from nemo2.config.notices import warn_once
 from nemo2.llm.evaluation import task_files
 from nemo2.llm.evaluation.answers import Answers
 from nemo2.models.generate import generate
@@ -32,6 +33,8 @@ from nemo2.models.scoring import score
 _log = logging.getLogger(__name__)
 _MOST_NEW_TOKENS = 256
 """lm-eval's own limit for a task without a limit."""
+_GENERATION = {"max_gen_toks", "max_new_tokens", "do_sample", "temperature", "top_k", "top_p", "min_p", "until"}
+"""The names of a task's ``generation_kwargs`` that nemo2 reads."""
 
 
 def evaluate_tasks(
@@ -232,6 +235,8 @@ def _language_model(model: Any, tokenizer: Any, most: int, max_batch_size: int, 
                 )
             ids = tokenizer.text_to_ids(context) or [self.prefix_token_id]
             self._warn_of_truncation([len(ids) + new])
+            for name in settings.keys() - _GENERATION:
+                warn_once(f"A task sets generation_kwargs.{name}={settings[name]!r}, which nemo2 does not read.")
             [answer] = generate(
                 model,
                 tokenizer,
@@ -240,6 +245,7 @@ def _language_model(model: Any, tokenizer: Any, most: int, max_batch_size: int, 
                 temperature=temperature_of(settings),
                 top_k=int(settings.get("top_k", 0)),
                 top_p=float(settings.get("top_p", 1.0)),
+                min_p=float(settings.get("min_p", 0.0)),
                 stop=handle_stop_sequences(settings.get("until"), eos=None),
                 max_sequence_length=most,
             )

@@ -16,7 +16,7 @@ from torch.nn import Parameter
 
 from nemo2.base.errors import ConfigError
 from nemo2.config.capture import configurable
-from nemo2.config.notices import warn_about_unread
+from nemo2.config.notices import warn_about_unread, warn_without_effect
 from nemo2.mcore.optim.base import OptimizerModule, ParamCondition, check_lr_mult
 from nemo2.mcore.optim.lr_scheduler import LR_FACTOR, LRSchedulerModule
 
@@ -59,6 +59,11 @@ class MegatronOptimizerModule(OptimizerModule):
         Raises:
             ConfigError: the chunks aren't wrapped for training.
         """
+        if not getattr(model.config, "qk_layernorm", True):
+            warn_without_effect(
+                "The model normalizes no queries and keys: model.config.qk_layernorm is off.",
+                apply_wd_to_qk_layernorm=(getattr(self.config, "apply_wd_to_qk_layernorm", False), False),
+            )
         width: float = model.config.mup_width_mult if getattr(model.config, "use_mup", False) else 1.0
         if getattr(model, "wrap_chunk", None) is not None:
             from nemo2.mcore.optim.sharded import ShardedOptimizer, torch_optimizer

@@ -5,7 +5,7 @@ Only this module knows where a strategy keeps chunks, where Megatron-Core keeps 
 distributed optimizer leaves each data-parallel rank its part), and which rank counts a replicated parameter.
 """
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Optional
 
@@ -48,17 +48,26 @@ def refuse_unknown_modules(trainer: Any, modules: list[str], *, of: str) -> None
     Raises:
         ConfigError: no rank has a parameter in one of the modules.
     """
-    names = sorted(
-        {name for rank_names in ranks.gather([name for name, _ in named_parameters(trainer)]) for name in rank_names}
-    )
-    prefixes = {
-        ".".join(parts[:end]) for name in names for parts in [name.split(".")] for end in range(1, len(parts) + 1)
-    }
+    gathered = ranks.gather([name for name, _ in named_parameters(trainer)])
+    refuse_modules_outside({name for names in gathered for name in names}, modules, of=of)
+
+
+def refuse_modules_outside(names: Collection[str], modules: Iterable[str], *, of: str) -> None:
+    """Check that modules are those with these full ``names``, or hold them.
+
+    Raises:
+        ConfigError: one isn't.
+    """
     for module in modules:
         if not any(belongs_to(name, module) for name in names):
             raise ConfigError(
-                f"{of}: the model has no module {module!r} with parameters{did_you_mean(module, prefixes)}"
+                f"{of}: the model has no module {module!r} with parameters{did_you_mean(module, with_parents(names))}"
             )
+
+
+def with_parents(names: Collection[str]) -> set[str]:
+    """The full names, and those of the modules that hold them."""
+    return {".".join(parts[:end]) for parts in (name.split(".") for name in names) for end in range(1, len(parts) + 1)}
 
 
 @dataclass

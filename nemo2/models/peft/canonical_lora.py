@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """LoRA with separate factors for queries, keys, values, gate and up projection, as in Hugging Face's models."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Optional
 
 import torch
@@ -12,7 +12,7 @@ from nemo2.config.capture import configurable
 from nemo2.models.peft.adapter import LowRank, prepare, required_placement
 from nemo2.models.peft.lora import LoRA, is_meant
 from nemo2.models.peft.placement import Placement
-from nemo2.models.peft.targets import ModuleMatcher, expanded
+from nemo2.models.peft.targets import ModuleMatcher
 
 PARTS = {"linear_qkv": ("linear_q", "linear_k", "linear_v"), "linear_fc1": ("linear_fc1_gate", "linear_fc1_up")}
 """The projections that Megatron-Core fuses into a layer, in the order of their rows."""
@@ -129,20 +129,20 @@ class CanonicalLoRA(LoRA):
 
     def _target_parts(self, name: str, prefix: str, module: Optional[nn.Module] = None) -> set[str]:
         """The parts of a layer that get adapters. A ``module`` of None: the layer is known to be linear."""
-        parts: set[str] = set()
-        for pattern, of_pattern in expanded(self.target_modules, PARTS).items():
-            matcher = ModuleMatcher([pattern], self.exclude_modules)
-            if name and matcher.match(name, prefix) and (module is None or is_meant(module, pattern)):
-                parts |= of_pattern
-        return parts
+        if not name or ModuleMatcher([], self.exclude_modules).match(name, prefix) is None:
+            return set()
+        matches = {part: self.matcher.match(part, prefix) for part in PARTS.get(name, (name,))}
+        return {part for part, by in matches.items() if by and (module is None or is_meant(module, by))}
 
     def num_first_factors(self, full: str) -> int:
         prefix, _, name = full.rpartition(".")
         return len(self._target_parts(name, prefix))
 
-    @property
-    def _patterns(self) -> Collection[str]:
-        return expanded(self.target_modules, PARTS)
+    def targets_among(self, linear_layers: Iterable[str]) -> Collection[str]:
+        split = [
+            (prefix, PARTS.get(name, (name,))) for prefix, _, name in (one.rpartition(".") for one in linear_layers)
+        ]
+        return [f"{prefix}.{part}".removeprefix(".") for prefix, parts in split for part in parts]
 
 
 def _widths(layer: Any, name: str, placement: Placement) -> dict[str, int]:

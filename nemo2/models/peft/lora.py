@@ -162,16 +162,18 @@ class LoRA(PEFT):
     def refuse_unknown_targets(self, linear_layers: Optional[Mapping[str, tuple[int, int]]]) -> None:
         if linear_layers is None:
             return
-        refuse_unmet(self._patterns, linear_layers, each=self.named)
-        refuse_unmet(self.exclude_modules, linear_layers, each=True, field="exclude_modules")
-        meant = ModuleMatcher(list(self._patterns), self.exclude_modules)
+        names = self.targets_among(linear_layers)
+        refuse_unmet(self.target_modules, names, each=self.named)
+        refuse_unmet(self.exclude_modules, {*names, *linear_layers}, each=True, field="exclude_modules")
         for name, (outputs, inputs) in linear_layers.items():
-            if self.num_first_factors(name) and self.trains_whole(name):
+            if not self.num_first_factors(name):
+                continue
+            if self.trains_whole(name):
                 raise ConfigError(
                     f"peft.modules_to_save trains {name} in full, and peft.target_modules gives it an adapter. Keep one of them: "
                     "name the layer in peft.exclude_modules, or remove it from peft.modules_to_save."
                 )
-            if self.dim > min(outputs, inputs) and meant.match(name):
+            if self.dim > min(outputs, inputs):
                 raise ConfigError(
                     f"peft.dim={self.dim}: {name} has {inputs:,} inputs and {outputs:,} outputs, so an adapter's rank can be at "
                     f"most {min(outputs, inputs):,}. Lower peft.dim, or name the layer in peft.exclude_modules."
@@ -201,9 +203,9 @@ class LoRA(PEFT):
         """Whether any of these full names is a routed expert's layer with an adapter."""
         return any(".experts." in name and self.num_first_factors(name) for name in linear_layers)
 
-    @property
-    def _patterns(self) -> Collection[str]:
-        return self.target_modules
+    def targets_among(self, linear_layers: Iterable[str]) -> Collection[str]:
+        """The full names that patterns of targets select among."""
+        return [*linear_layers]
 
 
 class LinearAdapter(nn.Linear):

@@ -8,7 +8,7 @@ experts are numbered over the whole model, from 0.
 
 import functools
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Optional
 
@@ -80,22 +80,6 @@ def refuse_unmet(
         f"are {', '.join(known)}. A pattern of full names may have wildcards and ranges of layers, such as "
         f"*.layers.0-15.*.{known[-1]}."
     )
-
-
-def expanded(patterns: Iterable[str], canonical: Mapping[str, Collection[str]]) -> dict[str, set[str]]:
-    """Convert patterns of parts (``linear_q``) to patterns of their fused layers (``linear_qkv``), each with the selected
-    parts.
-
-    Args:
-        canonical: The parts of each fused layer. A layer that isn't fused has itself as its part.
-    """
-    fused = {part: layer for layer, parts in canonical.items() for part in parts}
-    by_layer: dict[str, set[str]] = {}
-    for pattern in patterns:
-        head, dot, last = pattern.rpartition(".")
-        layer = fused.get(last, last)
-        by_layer.setdefault(f"{head}{dot}{layer}", set()).add(last)
-    return by_layer
 
 
 @functools.cache

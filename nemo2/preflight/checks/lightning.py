@@ -72,7 +72,9 @@ def no_time(max_time: Any) -> bool:
     return left is not None and left <= 0
 
 
-def callback_problems(callbacks: Iterable[tuple[str, Any]], rule: str, *, here: bool, model: Any) -> Iterator[str]:
+def callback_problems(
+    callbacks: Iterable[tuple[str, Any]], rule: str, *, here: bool, model: Any, recipe: Any
+) -> Iterator[str]:
     """The errors of callbacks of nemo2 and Lightning about their arguments. Constructors of other classes are not called:
     they may do anything.
 
@@ -81,6 +83,7 @@ def callback_problems(callbacks: Iterable[tuple[str, Any]], rule: str, *, here: 
         rule: The rule of an error that names no other rule.
         here: The run is on this machine, so callbacks with ``check_files`` look at their files.
         model: The model's configuration, at which callbacks with ``check_model`` look. None: unknown.
+        recipe: The recipe, at which callbacks with ``check_recipe`` look.
     """
     for path, node in callbacks:
         cls = class_of(node)
@@ -95,6 +98,8 @@ def callback_problems(callbacks: Iterable[tuple[str, Any]], rule: str, *, here: 
                     callback.check_files()
                 if model is not None and hasattr(callback, "check_model"):
                     callback.check_model(model)
+                if hasattr(callback, "check_recipe"):
+                    callback.check_recipe(recipe)
         except ImportError:  # the ranks may have a package that this machine lacks
             continue
         except Exception as error:

@@ -892,7 +892,8 @@ class BaseStrategy(DDPStrategy):
 
 
 def requests_of_lightning(trainer: Any) -> Iterator[str]:
-    """A message for each part of Megatron-Core's step that Lightning is asked to do: clipping and accumulating gradients.
+    """A message for each part of Megatron-Core's step that Lightning is asked to do: clipping and accumulating gradients, and
+    synchronizing batch norms.
 
     Args:
         trainer: The trainer, or its node in a recipe.
@@ -912,6 +913,11 @@ def requests_of_lightning(trainer: Any) -> Iterator[str]:
         yield (
             f"trainer.accumulate_grad_batches={batches}: every step already accumulates the gradients of its micro-batches. "
             "Raise data.global_batch_size instead, and leave trainer.accumulate_grad_batches=1."
+        )
+    if getattr(trainer, "sync_batchnorm", False) or getattr(getattr(trainer, "strategy", None), "_layer_sync", None):
+        yield (
+            "trainer.sync_batchnorm=True: this strategy does not replace the batch norms of a model. Replace them in the model "
+            "(torch.nn.SyncBatchNorm.convert_sync_batchnorm), and leave trainer.sync_batchnorm unset."
         )
     for callback in callbacks_of(trainer):
         if isinstance(callback, GradientAccumulationScheduler) and {*callback.scheduling.values()} != {1}:

@@ -29,6 +29,7 @@ from nemo2.base.errors import ConfigError
 from nemo2.base.names import did_you_mean
 from nemo2.checkpoint.foreign_files import read_yaml
 from nemo2.config.capture import configurable
+from nemo2.config.notices import warn_without_effect
 from nemo2.config.walk import callbacks_of, class_of
 from nemo2.hugging_face.checkpoint import Checkpoint
 from nemo2.mcore.parallel.distillation import TeacherLogits, cross_entropy, distillation_loss
@@ -65,10 +66,13 @@ class DistillationConfig:
                 LEAST_TEMPERATURE <= self.logit_kl_temperature < math.inf,
             ),
             ("logit_kl_topk", "at least 1, or None", self.logit_kl_topk is None or self.logit_kl_topk >= 1),
-            ("kd_loss_scale", "above 0", self.kd_loss_scale > 0),
+            ("kd_loss_scale", "finite and above 0", 0 < self.kd_loss_scale < math.inf),
         ):
             if not holds:
                 raise ConfigError(f"DistillationConfig.{name}={getattr(self, name)} must be {rule}.")
+        if self.skip_lm_loss:
+            why = "The loss is the teacher's alone: set skip_lm_loss=False to add the text's."
+            warn_without_effect(why, kd_loss_scale=(self.kd_loss_scale, 1.0))
 
     @classmethod
     def from_file(cls, file: Path) -> "DistillationConfig":

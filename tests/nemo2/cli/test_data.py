@@ -64,8 +64,25 @@ def test_samples_to_fine_tune_on_are_a_file(tmp_path, shown):
 @pytest.mark.parametrize("folder", [False, True])
 def test_prompts_of_ones_own_begin_as_the_model_needs_it(record, kept, folder, tmp_path, shown):
     (tmp_path / "training.jsonl").write_text(record + "\n")
-    data = shown("gemma2_2b:lora", "--data", tmp_path if folder else tmp_path / "training.jsonl")
-    assert data.get("dataset_kwargs") == kept
+    path = tmp_path if folder else tmp_path / "training.jsonl"
+    assert shown("gemma2_2b:lora", "--data", path).get("dataset_kwargs") == kept
+    assert shown("gemma2_2b:lora", f"data=HFDatasetDataModule(path_or_dataset={path})").get("dataset_kwargs") == kept
+
+
+@pytest.mark.parametrize(
+    ("data", "kept"),
+    [
+        ("FineTuningDataModule(dataset_root=pairs)", {"add_bos": True}),
+        (
+            "FineTuningDataModule(dataset_root=pairs,dataset_kwargs={'add_eos':False})",
+            {"add_eos": False, "add_bos": True},
+        ),
+        ("FineTuningDataModule(dataset_root=pairs,dataset_kwargs={'add_bos':False})", {"add_bos": False}),
+        ("ChatDataModule(dataset_root=chats)", None),
+    ],
+)
+def test_other_data_by_an_override_begin_as_the_model_needs_it(data, kept, shown):
+    assert shown("gemma2_2b:lora", f"data={data}").get("dataset_kwargs") == kept
 
 
 def test_token_files_are_none_to_fine_tune_on(tokens, command):

@@ -236,6 +236,18 @@ def test_a_vocabulary_with_holes_is_as_large_as_its_largest_id(tmp_path):
         assert tokenizer.vocab_size == 18
 
 
+def test_a_token_that_a_released_tokenizer_lacks_is_told(tmp_path, monkeypatch, caplog):
+    from support.small_chats import make_tokenizer
+
+    make_tokenizer(tmp_path / "released")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr(notices, "_announced", set())
+    tokenizer = AutoTokenizer("~/released")
+    for token, told in ((tokenizer.tokenizer.eos_token, False), ("<new>", True)):
+        assert (AutoTokenizer("~/released", eos_token=token).vocab_size > tokenizer.vocab_size) == told
+        assert ("eos_token='<new>' is not in its vocabulary" in caplog.text) == told
+
+
 @pytest.mark.parametrize(("kind", "token"), [(BPETokenizer, 2), (AutoTokenizer, ""), (AutoTokenizer, 7)])
 def test_special_tokens_are_texts(kind, token):
     with pytest.raises(ConfigError, match="must be the text of a token"):

@@ -71,6 +71,10 @@ def complete_as_nemo(path: str, folder: str) -> dict[str, Any]:
         "positional": llm.generate(path, trainer, PROMPTS, inference_params=params, text_only=True)
     }
     small_runs.release()
+    whole = found["positional"][0]
+    stopping = SimpleNamespace(**{**vars(params), "stop_words": [whole[-1]]})
+    found["stopped"] = whole, llm.generate(path, None, PROMPTS[:1], inference_params=stopping)[0].text
+    small_runs.release()
     texts = llm.generate(path, input_dataset=str(file), inference_params=params, max_batch_size=1, output_path=str(out))
     found["file"] = [one.generated_text for one in texts]
     found["lines"] = [json.loads(line) for line in out.read_text().splitlines()]
@@ -81,7 +85,10 @@ def complete_as_nemo(path: str, folder: str) -> dict[str, Any]:
         {"prompts": PROMPTS, "trainer": PROMPTS},
         {"prompts": PROMPTS, "encoder_prompts": PROMPTS},
         {"prompts": PROMPTS, "inference_params": SimpleNamespace(**{**vars(params), "top_n_logprobs": 2})},
+        {"prompts": PROMPTS, "inference_params": SimpleNamespace(**{**vars(params), "add_BOS": True})},
         {"prompts": PROMPTS, "trainer": trainer, "params_dtype": "bf16"},
+        {"prompts": PROMPTS, "stop": "ab"},
+        {"prompts": PROMPTS, "temperature": 1.0, "top_k": 2.5},
         {"prompts": PROMPTS, "stop": ["a", ""]},
         {"prompts": PROMPTS, "temperature": 0.0, "top_k": 3, "min_p": 0.1},
         {"prompts": PROMPTS, "top_p": 0.0},
@@ -98,6 +105,8 @@ def test_nemos_signature_order_and_parameters_are_taken(run_on_ranks, run, tmp_p
     [found] = run_on_ranks(complete_as_nemo, 1, str(run), str(tmp_path))
     assert found["positional"] == found["file"] == [text for _, text in alone], "top_k=1 is the likeliest token"
     assert [line["prediction"] for line in found["lines"]] == found["file"]
+    whole, stopped = found["stopped"]
+    assert stopped == whole[: whole.index(whole[-1])]
     assert all((line["label"], line["id"]) == ("expected", 7) and "output" not in line for line in found["lines"])
     for words, told in zip(
         (
@@ -106,7 +115,10 @@ def test_nemos_signature_order_and_parameters_are_taken(run_on_ranks, run, tmp_p
             "NeMo's order",
             "encoder-decoder",
             "top_n_logprobs=2",
+            "add_BOS=True: nemo2 reads",
             "contradicts",
+            "must be a list of texts",
+            "top_k=2.5: must be a whole number",
             "stop=''",
             "top_k=3 and min_p=0.1 would",
             "top_p=0.0: must",

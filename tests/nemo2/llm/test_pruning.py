@@ -178,6 +178,7 @@ def test_every_layout_keeps_the_same_parts(run_on_ranks, models):
         ({"drop_layers": [2, 1]}, {}, "a layer must remain"),
         ({"drop_layers": [1, 1]}, {}, "name each layer once"),
         ({"target_num_attention_heads": 3}, {}, "target_num_attention_heads=3 leaves 2 query groups"),
+        ({"target_num_query_groups": 1}, {}, "target_num_query_groups=1 leaves 4 heads.*to at most 2"),
         ({"target_mamba_num_heads": 1}, {}, "no Mamba layers"),
         (
             {"target_ffn_hidden_size": 8},
@@ -223,5 +224,7 @@ def test_what_is_not_pruned_is_refused(tmp_path):
 
     with pytest.raises(ConfigError, match="legacy_ckpt=True: nemo2 prunes models with their own tokenizer"):
         llm.prune("run", str(tmp_path / "new"), llm.PruningConfig(drop_layers=[1]), legacy_ckpt=True)
+    with pytest.raises(ConfigError, match="num_train_samples=0: must be a whole number of at least 1"):
+        llm.prune("run", str(tmp_path / "new"), llm.PruningConfig(drop_layers=[1]), num_train_samples=0)
     with pytest.raises(OutputExists, match="overwrite=True"):
         llm.prune("run", str(tmp_path), llm.PruningConfig(drop_layers=[1]))

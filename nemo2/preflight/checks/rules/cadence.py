@@ -50,6 +50,13 @@ def _some_steps(facts: Facts) -> Iterator[str]:
                 f"trainer.min_{unit}={least} is more than trainer.max_{unit}={most}, which ends the run. Set max_{unit} to "
                 f"{least} or more, or min_{unit} to {most} or less."
             )
+    least, epochs = getattr(trainer, "min_steps", None), getattr(trainer, "max_epochs", None)
+    for length, name in _batches_of_an_epoch(facts):
+        if is_count(least) and is_count(epochs) and least > length * epochs:
+            yield (
+                f"trainer.min_steps={least} is more than trainer.max_epochs={epochs} times {name}, which ends the run. Raise "
+                f"max_epochs, or set min_steps to {length * epochs} or less."
+            )
 
 
 @CADENCE.rule("early-stopping-has-a-validation")
@@ -118,20 +125,29 @@ def _within_epoch(facts: Facts) -> Iterator[str]:
     """
     trainer = facts.trainer
     epochs, interval = getattr(trainer, "check_val_every_n_epoch", None), getattr(trainer, "val_check_interval", None)
-    batches, limit = getattr(trainer, "limit_train_batches", None), getattr(trainer, "limit_val_batches", None)
+    limit = getattr(trainer, "limit_val_batches", None)
     if epochs is None or not isinstance(interval, int) or limit == 0 or not facts.trains:
         return
-    samples, size = getattr(facts.data, "num_train_samples", None), facts.global_batch_size
-    lengths = {f"trainer.limit_train_batches={batches}": batches} if isinstance(batches, int) else {}
-    if is_count(samples) and is_count(size) and facts.at("data.rampup_batch_size") is None:
-        lengths[f"the {samples // size} batches of data.num_train_samples={samples}"] = samples // size
-    for name, length in sorted(lengths.items(), key=lambda item: item[1])[:1]:
-        if interval > length > 0:
+    for length, name in _batches_of_an_epoch(facts):
+        if interval > length:
             yield (
                 f"trainer.val_check_interval={interval} is more than {name}, and "
                 f"trainer.check_val_every_n_epoch={epochs} counts the interval within an epoch. Set val_check_interval to "
                 f"{length} or less, or set check_val_every_n_epoch=None to count over the whole run."
             )
+
+
+def _batches_of_an_epoch(facts: Facts) -> list[tuple[int, str]]:
+    """The number of batches of an epoch and what it comes from, in words. Empty: only the data tells."""
+    batches, samples = (
+        getattr(facts.trainer, "limit_train_batches", None),
+        getattr(facts.data, "num_train_samples", None),
+    )
+    size = facts.global_batch_size
+    lengths = [(batches, f"trainer.limit_train_batches={batches}")] if is_count(batches) else []
+    if is_count(samples) and is_count(size) and samples >= size and facts.at("data.rampup_batch_size") is None:
+        lengths.append((samples // size, f"the {samples // size} batches of data.num_train_samples={samples}"))
+    return sorted(lengths)[:1]
 
 
 @CADENCE.rule("overfitting-has-one-number-of-batches")
@@ -167,3 +183,26 @@ def _switch(facts: Facts) -> Iterator[str]:
             "trainer.enable_checkpointing=False, but log.ckpt saves checkpoints. Set log.ckpt=None, or leave "
             "trainer.enable_checkpointing unset."
         )
+
+
+@CADENCE.rule("checkpoints-have-names-of-their-own")
+def _names(facts: Facts) -> Iterator[str]:
+    """A `filename` of checkpoints without `{step}` or `{consumed_samples}` requires one validation per epoch at most, or
+    `save_on_train_epoch_end`.
+
+    Otherwise: The checkpoint of each validation replaces that of the one before it in the same epoch, the best one too.
+    """
+    interval, limit = (getattr(facts.trainer, name, None) for name in ("val_check_interval", "limit_val_batches"))
+    once = interval is None or (isinstance(interval, float) and interval == 1)
+    lengths = [length for length, _ in _batches_of_an_epoch(facts)]
+    if once or limit == 0 or not facts.trains or (is_count(interval) and lengths and interval >= lengths[0]):
+        return
+    for path, node in (("log.ckpt", facts.at("log.ckpt")), *facts.callbacks):
+        template = getattr(node, "filename", None)
+        if not isinstance(template, str) or getattr(node, "save_on_train_epoch_end", None):
+            continue
+        if "{epoch" in template and "{step" not in template and "{consumed_samples" not in template:
+            yield (
+                f"{path}.filename={template!r}: trainer.val_check_interval={interval} validates several times per epoch, and "
+                f"each validation saves a checkpoint. Set {template + '-{step}'!r}, or save_on_train_epoch_end=True."
+            )

@@ -13,7 +13,7 @@ from nemo2.checkpoint.paths import HUGGING_FACE, missing
 from nemo2.mcore.settle.world import devices_problem, nodes_problem, world_of
 from nemo2.preflight.checks.facts import Facts, number
 from nemo2.preflight.checks.rule import Topic
-from nemo2.preflight.checks.tokenizers import known_tokenizer, tokenizer_of
+from nemo2.preflight.checks.tokenizers import Unknown, known_tokenizer, tokenizer_of
 from nemo2.training.run_dir.directory import DEFAULT_BASE, link_in, problems_of_copies
 
 LAUNCH = Topic("The launch", needs_sizes=False)
@@ -107,7 +107,11 @@ def _log_directory(facts: Facts) -> Iterator[str]:
         "log.log_dir": None if explicit or log is None else getattr(log, "log_dir", None) or DEFAULT_BASE,
         "log.ckpt.dirpath": facts.at("log.ckpt.dirpath"),
         "data.index_mapping_dir": getattr(data, "index_mapping_dir", None),
+        "data.dataset_kwargs.index_mapping_dir": getattr(getattr(data, "settings", None), "index_mapping_dir", None),
     }
+    packs = getattr(data, "packed_sequence_specs", None) if facts.packed else None
+    for name in ("packed_train_data_path", "packed_val_data_path"):
+        directories[f"data.packed_sequence_specs.{name}"] = getattr(packs, name, None)
     problems = [
         f"{field}={directory}: this directory cannot be created or written. Set {field} to a writable directory."
         for field, directory in directories.items()
@@ -217,16 +221,23 @@ def _tokenizer_of_data(facts: Facts) -> Any:
 
 @FILES.rule("tokenizer-fits-the-vocabulary")
 def _vocabulary(facts: Facts) -> Iterator[str]:
-    """`vocab_size` must be at least the number of the tokenizer's tokens, and `pad_token_id` one of its ids.
+    """`vocab_size` must be at least the number of the tokenizer's tokens, and set if there is no tokenizer. `pad_token_id` must
+    be one of its ids, and the tokenizer's special tokens must be in its vocabulary.
 
     Otherwise: The run stops on every rank, when it builds the model or at its first padded batch.
     """
     try:
-        tokenizer = tokenizer_of(facts)
+        tokenizer, data = known_tokenizer(facts), facts.parts.get("data")
+        if isinstance(tokenizer, Unknown):
+            return
+        if tokenizer is None and (hasattr(data, "check_files") or getattr(data, "reads_text", bool)()):
+            return  # the next rule reports it, or that about weights
+        for name in ("bos_id", "eos_id", "pad_id"):
+            getattr(tokenizer, name, None)  # looks the token up
         in_range = is_count(facts.of_model("make_vocab_size_divisible_by"))  # else another rule is broken
-        if tokenizer is not None and in_range and hasattr(facts.config, "padded_vocab_size"):
+        if in_range and hasattr(facts.config, "padded_vocab_size"):
             ids: int = facts.config.num_token_ids(tokenizer)  # pyright: ignore[reportOptionalMemberAccess]
-            pad = getattr(facts.parts.get("data"), "pad_token_id", None)
+            pad = getattr(data, "pad_token_id", None)
             if is_count(pad) and pad >= ids:
                 yield f"data.pad_token_id={pad}: must be an id of the vocabulary, which has {ids} ids (0 to {ids - 1})."
     except Nemo2Error as error:

@@ -181,8 +181,8 @@ def _splits(facts: Facts) -> Iterator[str]:
 @SETTINGS.rule("callbacks-have-their-arguments")
 def _callbacks(facts: Facts) -> Iterator[str]:
     """Each callback must have all arguments for which its class has no default, and callbacks of nemo2 and Lightning
-    must accept their arguments. The files that a callback reads on this machine must exist, and a callback for experts
-    requires a model with experts.
+    must accept their arguments. The files that a callback reads on this machine must exist, the modules that it names must be
+    in the model, and a callback for experts requires a model with experts.
 
     Otherwise: No rank can create the callback, or the run stops before its first step.
     """
@@ -192,7 +192,11 @@ def _callbacks(facts: Facts) -> Iterator[str]:
         if path.startswith("trainer.callbacks") and (missing := missing_arguments(node, path))
     ]
     yield from incomplete or callback_problems(
-        facts.callbacks, "callbacks-have-their-arguments", here=facts.here, model=facts.written_config
+        facts.callbacks,
+        "callbacks-have-their-arguments",
+        here=facts.here,
+        model=facts.written_config,
+        recipe=facts.recipe,
     )
 
 

@@ -45,6 +45,22 @@ def test_records_by_split_and_by_other_names():
     assert trained_texts(module({"a": records()}, train_aliases=["a"])) == EXPECTED
 
 
+@pytest.mark.parametrize(
+    ("split", "kept"),
+    [("train[:2]", [0, 1]), ("validation", [2, 3]), ("valid[1:]", [3]), ("mine", [4]), ("other", None)],
+)
+def test_a_part_is_read_from_the_files_of_its_split_alone(tmp_path, split, kept):
+    for name, some in (("training", records()[:2]), ("val", records()[2:4]), ("mine", records()[4:5])):
+        write_lines(tmp_path / f"{name}.jsonl", some)
+    data = module(str(tmp_path), split=split)
+    if kept is None:
+        (tmp_path / "mine.jsonl").unlink()
+        with pytest.raises(ConfigError, match="has no split 'other'"):
+            data.source("train")
+    else:
+        assert data.train == [records()[place] for place in kept]
+
+
 @pytest.mark.parametrize("split", [[], ["validation"]])
 def test_a_list_of_splits_without_one_to_train_on_is_refused(split):
     """Lightning would end the fit before its first step, as if it had succeeded."""

@@ -5,7 +5,7 @@ import pytest
 
 from nemo2.base.errors import ConfigError
 from nemo2.models.peft import CanonicalLoRA, DoRA, LoRA, ModuleMatcher
-from nemo2.models.peft.targets import expanded, takes
+from nemo2.models.peft.targets import takes
 
 QKV = "decoder.layers.12.self_attention.linear_qkv"
 EXPERT = "decoder.layers.3.mlp.experts.local_experts.7.linear_fc1"
@@ -45,14 +45,21 @@ def test_what_is_excluded_is_left_out_and_no_targets_mean_all():
     assert ModuleMatcher([], ["*.self_attention.*"]).match("linear_qkv", "decoder.layers.0.self_attention") is None
 
 
-def test_parts_of_a_fused_layer_are_collected_by_the_layer():
-    parts = {"linear_qkv": ("linear_q", "linear_k", "linear_v")}
-    found = expanded(["linear_q", "*.layers.0-3.*.linear_v", "linear_proj", "linear_k"], parts)
-    assert found == {
-        "linear_qkv": {"linear_q", "linear_k"},
-        "*.layers.0-3.*.linear_qkv": {"linear_v"},
-        "linear_proj": {"linear_proj"},
-    }
+@pytest.mark.parametrize(
+    ("targets", "excluded", "parts"),
+    [
+        (["linear_q", "*.layers.12.*.linear_v"], [], 2),
+        (["*.self_attention.*"], [], 3),
+        (["*.linear_?"], [], 3),
+        ([], [], 3),
+        (["linear_q", "linear_k"], ["linear_k"], 1),
+        (["linear_q"], ["linear_qkv"], 0),
+    ],
+)
+def test_patterns_of_parts(targets, excluded, parts):
+    method = CanonicalLoRA(target_modules=targets, exclude_modules=excluded)
+    method.refuse_unknown_targets(LAYERS)
+    assert method.num_first_factors(QKV) == parts
 
 
 @pytest.mark.parametrize("kind", [LoRA, DoRA])

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from lightning.pytorch.callbacks import EarlyStopping
 
 from nemo2 import llm, recipes
 from nemo2.checkpoint.context import write_parts
@@ -17,7 +18,7 @@ from nemo2.data.finetuning.module import ChatDataModule, FineTuningDataModule
 from nemo2.data.finetuning.packing import PackedSequenceSpecs
 from nemo2.data.prepare import prepare_data
 from nemo2.data.pretraining import PreTrainingDataModule
-from nemo2.data.tokenizer import AutoTokenizer, ByteTokenizer, NullTokenizer
+from nemo2.data.tokenizer import AutoTokenizer, BPETokenizer, ByteTokenizer, NullTokenizer
 from nemo2.preflight.checks.find import find
 from support.small_chats import make_tokenizer, say, write_lines
 
@@ -127,6 +128,43 @@ def test_packed_rows_fill_a_global_batch(
         **{**SIZES, "micro_batch_size": 1},
     )
     assert ("training-samples-are-there" not in rules_of(recipe)) == legal
+
+
+@pytest.mark.parametrize("kind", [FineTuningDataModule, HFDatasetDataModule])
+def test_early_stopping_without_validation_samples(tmp_path: Path, kind: Any) -> None:
+    recipe: Any = recipes.get("llama_tiny").finetune_recipe(dir=str(tmp_path / "runs"))
+    recipe.trainer.callbacks = [Config(EarlyStopping, monitor="val_loss")]
+    recipe.data = Config(kind, str(tmp_path / "chats"), tokenizer=Config(ByteTokenizer), **SIZES)
+    for split, refused in (("nothing", False), ("training", True), ("validation", False)):
+        write_lines(tmp_path / ("chats" if split != "nothing" else "") / f"{split}.jsonl", [PAIR] * 20)
+        assert ("early-stopping-has-a-validation" in rules_of(recipe)) == refused
+
+
+@pytest.mark.parametrize("field", ["index_mapping_dir", "packed_train_data_path", "packed_val_data_path"])
+def test_folders_of_samples_are_writable(tmp_path: Path, field: str) -> None:
+    write_lines(tmp_path / "training.jsonl", [PAIR] * 200)
+    recipe: Any = recipes.get("llama_tiny").finetune_recipe(dir=str(tmp_path / "runs"))
+    folder = {field: str(tmp_path / "training.jsonl")}
+    specs = Config(PackedSequenceSpecs, packed_sequence_size=128, **(folder if field.startswith("packed") else {}))
+    recipe.data = Config(
+        FineTuningDataModule,
+        str(tmp_path),
+        tokenizer=Config(ByteTokenizer),
+        packed_sequence_specs=specs,
+        dataset_kwargs=None if field.startswith("packed") else folder,
+        **{**SIZES, "micro_batch_size": 1},
+    )
+    assert "log-directory-is-writable" in rules_of(recipe)
+
+
+@pytest.mark.parametrize("named", [{}, {"pad_token": "<no such>"}])
+def test_special_tokens_are_in_the_vocabulary(tmp_path: Path, named: dict[str, str]) -> None:
+    make_tokenizer(tmp_path)
+    write_lines(tmp_path / "training.jsonl", [PAIR] * 20)
+    recipe: Any = recipes.get("llama_tiny").finetune_recipe(dir=str(tmp_path / "runs"))
+    tokenizer = Config(BPETokenizer, path=str(tmp_path / "tokenizer.json"), **named)
+    recipe.data = Config(FineTuningDataModule, str(tmp_path), tokenizer=tokenizer, **SIZES)
+    assert ("tokenizer-fits-the-vocabulary" in rules_of(recipe)) == bool(named)
 
 
 def test_a_table_is_training_data_too(tmp_path: Path) -> None:
