@@ -18,7 +18,7 @@ import nemo2
 from nemo2.base.counts import is_count
 from nemo2.config.aliases import decided_elsewhere, parameter_names
 from nemo2.config.derivations import Setting
-from nemo2.config.walk import node_at, place_of, who_set
+from nemo2.config.walk import node_at, set_at, who_set
 from nemo2.preflight.checks.facts import Facts, read_facts
 
 AGREES = "megatron-core-agrees"
@@ -133,7 +133,7 @@ def _message(facts: Facts, reason: str, accepted: list[Setting]) -> str:
         return f"{', '.join(named) or 'model.config'}: {rejects}: {sentence}"
     first = accepted[0]
     node = node_at(facts.recipe, first.owner)
-    place = f" (set at {place_of(node, first.name)})" if _by_user(facts, first) else ""
+    place = set_at(node, first.name) if _by_user(facts, first) else ""
     return (
         f"{first._replace(value=getattr(node, first.name))}{place}: {rejects}: {sentence} "
         f"It accepts {', or '.join(map(str, accepted))}."
