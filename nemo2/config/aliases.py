@@ -101,7 +101,7 @@ def register_gone(target: Callable[..., Any] | str, /, **reasons: str | Callable
 def gone(target: Any, name: str) -> str | None:
     """The sentence of `register_gone`, also of a base class. None: the name isn't registered."""
     reason = _registered(_GONE, target, name)
-    return reason() if callable(reason) else reason
+    return str(reason()) if callable(reason) else reason
 
 
 def register_elsewhere(owner: str, path: str, **readings: Callable[[Any], Any]) -> None:
