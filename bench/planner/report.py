@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Results of the calibration, as tables in Markdown and as the file that the planner reads."""
 
+import ast
+import inspect
+import itertools
 import json
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -12,7 +15,7 @@ from bench.planner.fit import Fit, row_weights, summary, values_at
 from bench.planner.memory_score import Score
 from bench.planner.ranking import ranking
 from bench.planner.rows import Row
-from nemo2.preflight.planner.constants import CALIBRATED, PRIORS
+from nemo2.preflight.planner.constants import CALIBRATED, PRIORS, Constants
 from nemo2.preflight.planner.error_band import band, job_kind
 
 # "NeMo", "dgxc" and the like: who publishes with Megatron-Core and Transformer Engine.
@@ -91,9 +94,21 @@ def source_table(rows: Sequence[Row], errors: Sequence[float]) -> str:
 def constants_table(fitted: Fit) -> str:
     """Every constant: its guess, the calibrated value, and the reason for the guess."""
     lines = ["| constant | guess | calibrated | meaning, and the reason for the guess |", "|---|---|---|---|"]
+    why = reasons()
     for name, value in values_at(fitted.at).items():
-        lines.append(f"| `{name}` | {PRIORS[name].value:g} | {value:.3g} | {PRIORS[name].why} |")
+        lines.append(f"| `{name}` | {PRIORS[name].value:g} | {value:.3g} | {why[name.partition('.')[0]]} |")
     return "\n".join(lines)
+
+
+def reasons() -> dict[str, str]:
+    """The text below each field of `Constants`."""
+    [declared] = ast.parse(inspect.getsource(Constants)).body
+    assert isinstance(declared, ast.ClassDef)
+    return {
+        field.target.id: " ".join(ast.literal_eval(text.value).split())
+        for field, text in itertools.pairwise(declared.body)
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(text, ast.Expr)
+    }
 
 
 def ranking_lines(rows: Sequence[Row], by_source: Sequence[float], by_project: Sequence[float]) -> str:

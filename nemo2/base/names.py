@@ -82,6 +82,11 @@ def shortened(text: str, most: int = 80) -> str:
     return text if len(text) <= most else f"{text[: most - 3]}..."
 
 
+def sentence(text: str) -> str:
+    """The text with the dot of a sentence, if it has no end of its own."""
+    return text if text.endswith((".", "!", "?")) else f"{text}."
+
+
 def listed(names: Iterable[str], most: int = 20, *, separator: str = ", ") -> str:
     """The names for a sentence: of more than ``most`` the first ones, and the number of the others."""
     names = list(names)

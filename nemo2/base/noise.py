@@ -10,6 +10,8 @@ import os
 import re
 import warnings
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Optional
 
 VERBOSE_VARIABLE = "NEMO2_VERBOSE"
@@ -69,6 +71,19 @@ def quiet_known_warnings() -> None:
         logging.getLogger(name).addFilter(lambda record, message=message: message not in str(record.msg))
     for name in _LIGHTNING:
         logging.getLogger(name).addFilter(_to_the_log)
+
+
+@contextmanager
+def silenced(*loggers: str) -> Iterator[None]:
+    """A context without the messages of these loggers and those below them, but for errors."""
+    levels = {logger: logger.level for logger in map(logging.getLogger, loggers)}
+    try:
+        for logger in levels:
+            logger.setLevel(logging.ERROR)
+        yield
+    finally:
+        for logger, level in levels.items():
+            logger.setLevel(level)
 
 
 def verbose() -> bool:

@@ -49,12 +49,10 @@ def layout_of(
     return Result(layout_json(shown), layout_text(shown, width=width, colour=sys.stdout.isatty()))
 
 
-def _one_rank(placement: object, rank: int) -> str:
+def _one_rank(placement: Any, rank: int) -> str:
     from nemo2.report.pictures.placement import describe_rank
-    from nemo2.report.pictures.ranks import Placement
     from nemo2.report.pictures.terminal import ranks_text
 
-    assert isinstance(placement, Placement)
     if rank >= placement.world_size:
         raise ConfigError(f"--rank {rank}: must be 0 to {placement.world_size - 1}, the ranks of this layout.")
     lines = [describe_rank(placement, rank)]

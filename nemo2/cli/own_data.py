@@ -52,12 +52,13 @@ def give_data(recipe: Any, path: str) -> None:
 
 def _tokens(path: str) -> Any:
     from nemo2.config import Config
+    from nemo2.data.finetuning.dialects import has_messages
     from nemo2.data.pretraining import PreTrainingDataModule
     from nemo2.data.tokenizer import BPETokenizer
 
     prefix = strip_suffix(path)
     if not Path(f"{prefix}.bin").expanduser().is_file():
-        if _are_chats(Path(path).expanduser()):
+        if has_messages(first_record(Path(path).expanduser())):
             raise ConfigError(
                 f"--data {path}: these are chats, which are for `nemo2 finetune`. Pre-training takes the prefix of token files."
             )
@@ -83,10 +84,3 @@ def _samples(path: str) -> Any:
     if not Path(path).expanduser().exists():
         raise ConfigError(f"--data {path}: there is no such file or directory.")
     return Config(HFDatasetDataModule, path_or_dataset=path)
-
-
-def _are_chats(file: Path) -> bool:
-    """Whether the first record of a file is a conversation."""
-    from nemo2.data.finetuning.dialects import has_messages
-
-    return has_messages(first_record(file))

@@ -10,7 +10,7 @@ import contextlib
 import functools
 import inspect
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 _table: dict[str, dict[str, str]] = {
@@ -30,7 +30,7 @@ class Elsewhere(NamedTuple):
 
 
 NOT_HERE = object()
-DECIDED_ELSEWHERE: dict[tuple[str, str], Elsewhere] = {}
+DECIDED_ELSEWHERE: dict[str, dict[str, Elsewhere]] = {}
 """The deciding part by class and field; see `register_elsewhere`."""
 
 _TEXT_FORMS: dict[str, dict[str, Callable[[str], Any]]] = {}
@@ -100,9 +100,8 @@ def register_gone(target: Callable[..., Any] | str, /, **reasons: str | Callable
 
 def gone(target: Any, name: str) -> str | None:
     """The sentence of `register_gone`, also of a base class. None: the name isn't registered."""
-    owners = target.__mro__ if isinstance(target, type) else (target,)
-    reason = next((reason for owner in owners if (reason := _GONE.get(_key(owner), {}).get(name))), None)
-    return reason() if callable(reason) else reason
+    reason = _registered(_GONE, target, name)
+    return str(reason()) if callable(reason) else reason
 
 
 def register_elsewhere(owner: str, path: str, **readings: Callable[[Any], Any]) -> None:
@@ -112,13 +111,13 @@ def register_elsewhere(owner: str, path: str, **readings: Callable[[Any], Any]) 
     ``path`` is that part's path; "" is the config that has the field. Each field has a function that reads its value
     from the part.
     """
-    DECIDED_ELSEWHERE.update({(owner, name): Elsewhere(path, read) for name, read in readings.items()})
+    parts = {name: Elsewhere(path, read) for name, read in readings.items()}
+    DECIDED_ELSEWHERE.setdefault(owner, {}).update(parts)
 
 
 def decided_elsewhere(target: Any, name: str) -> Elsewhere | None:
     """The part that decides a field that isn't set. None: the class's default applies."""
-    owners = target.__mro__ if isinstance(target, type) else (target,)
-    elsewhere = next((where for owner in owners if (where := DECIDED_ELSEWHERE.get((_key(owner), name)))), None)
+    elsewhere = _registered(DECIDED_ELSEWHERE, target, name)
     return elsewhere if elsewhere is not None and name in parameter_names(target) else None
 
 
@@ -133,22 +132,28 @@ def register_text_form(target: str, /, **forms: Callable[[str], Any]) -> None:
 
 def text_form(target: Any, name: str) -> Callable[[str], Any] | None:
     """The function of `register_text_form`, also of a base class. None: texts are plain values."""
-    owners = target.__mro__ if isinstance(target, type) else (target,)
-    return next((form for owner in owners if (form := _TEXT_FORMS.get(_key(owner), {}).get(name))), None)
-
-
-def parameter_names(target: Callable[..., Any]) -> list[str]:
-    """The parameters of a class or function that can be passed by keyword, in order. Empty without a signature."""
-    return list(_parameter_names(target))
+    return _registered(_TEXT_FORMS, target, name)
 
 
 @functools.lru_cache(maxsize=1024)
-def _parameter_names(target: Callable[..., Any]) -> tuple[str, ...]:
+def parameter_names(target: Callable[..., Any]) -> tuple[str, ...]:
+    """The parameters of a class or function that can be passed by keyword, in order. Empty without a signature."""
+    by_keyword = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
+    return tuple(name for name, one in parameters_of(target).items() if one.kind in by_keyword)
+
+
+def parameters_of(target: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+    """The parameters of a class or function, in order. Without a signature, as of ``dict``: any keywords."""
     try:
-        parameters = inspect.signature(target).parameters.values()
+        return inspect.signature(target).parameters
     except (TypeError, ValueError):
-        return ()
-    return tuple(p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY))
+        return {"": inspect.Parameter("arguments", inspect.Parameter.VAR_KEYWORD)}
+
+
+def _registered(table: Mapping[str, Mapping[str, Any]], target: Any, name: str) -> Any:
+    """What a table has for a name of a class or function, or of a base class. None: nothing."""
+    owners = target.__mro__ if isinstance(target, type) else (target,)
+    return next((found for owner in owners if (found := table.get(_key(owner), {}).get(name))), None)
 
 
 def _key(target: Any) -> str:

@@ -18,7 +18,7 @@ from typing import Any, TypeVar, overload
 
 from nemo2.base.errors import ConfigError, UnknownNameError
 from nemo2.base.names import did_you_mean
-from nemo2.config.aliases import aliases_of, gone, parameter_names, register_aliases
+from nemo2.config.aliases import aliases_of, gone, parameter_names, parameters_of, register_aliases
 from nemo2.config.attributes import guard
 from nemo2.config.dtypes import read_dtype
 from nemo2.config.provenance import Call, line_of_caller, note_call, note_own_changes, record_of
@@ -123,9 +123,8 @@ def edited_arguments(obj: object) -> dict[str, Any]:
     call = record_of(obj).call
     if call is None or call.arguments is None:
         return {}
-    parameters, _ = _parameters(type(obj))
     edited = _differences(obj, call.attributes, _plain_attributes(obj))
-    return {name: getattr(obj, name) for name in edited if name in parameters and hasattr(obj, name)}
+    return {name: getattr(obj, name) for name in edited if name in parameter_names(type(obj)) and hasattr(obj, name)}
 
 
 def _decorate(target: Any, aliases: Mapping[str, str]) -> Any:
@@ -229,9 +228,10 @@ def real_names(target: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
         ConfigError: a parameter is given under two names.
         UnknownNameError: a keyword is neither a parameter nor an alias.
     """
-    names, open_ended = _parameters(target)
-    if kwargs.keys() <= names:
+    names = parameter_names(target)
+    if kwargs.keys() <= set(names):
         return kwargs
+    open_ended = any(one.kind is one.VAR_KEYWORD for one in parameters_of(target).values())
     aliases = {alias: real for alias, real in aliases_of(target).items() if "." not in real}
     renamed: dict[str, Any] = {}
     spelled: dict[str, str] = {}
@@ -247,17 +247,6 @@ def real_names(target: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
         renamed[real] = value
         spelled[real] = name
     return renamed
-
-
-@functools.lru_cache(maxsize=1024)
-def _parameters(target: Any) -> tuple[frozenset[str], bool]:
-    """The names of the parameters, and whether there may be others."""
-    try:
-        parameters = inspect.signature(target).parameters.values()
-    except (TypeError, ValueError):  # dict and other built-in classes have no signature
-        return frozenset(), True
-    open_ended = any(p.kind is p.VAR_KEYWORD for p in parameters)
-    return frozenset(p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)), open_ended
 
 
 def unknown_name(target: Any, name: str) -> UnknownNameError:
@@ -305,8 +294,7 @@ def _plain_attributes(obj: object) -> dict[str, Any]:
 
 
 def _differences(obj: object, before: Mapping[str, Any], now: dict[str, Any]) -> list[str]:
-    parameters, _ = _parameters(type(obj))
-    different = []
+    parameters, different = parameter_names(type(obj)), []
     for name in before.keys() | now.keys():
         old, new = before.get(name, _NOT_PLAIN), now.get(name, _NOT_PLAIN)
         if old is _NOT_PLAIN and new is _NOT_PLAIN:

@@ -7,13 +7,13 @@ when there is text to read.
 
 import functools
 import importlib
-import inspect
 import re
 import typing
 from collections.abc import Callable
 from typing import Any
 
 from nemo2.base.errors import ConfigError
+from nemo2.config.aliases import parameters_of
 
 DTYPE_NAMES = {
     "bf16": "bfloat16",
@@ -52,11 +52,7 @@ def read_dtype(target: Callable[..., Any], name: str, value: Any) -> Any:
 
 @functools.lru_cache(maxsize=1024)
 def _dtype_parameters(target: Callable[..., Any]) -> frozenset[str]:
-    try:
-        parameters = inspect.signature(target).parameters.values()
-    except (TypeError, ValueError):
-        return frozenset()
-    return frozenset(parameter.name for parameter in parameters if _is_dtype(parameter.annotation))
+    return frozenset(name for name, parameter in parameters_of(target).items() if _is_dtype(parameter.annotation))
 
 
 def _is_dtype(annotation: Any) -> bool:

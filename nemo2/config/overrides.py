@@ -18,7 +18,7 @@ from fiddle._src import signatures
 
 from nemo2.base.counts import counted
 from nemo2.base.errors import ConfigError, UnknownNameError
-from nemo2.base.names import ABBREVIATIONS
+from nemo2.base.names import ABBREVIATIONS, sentence
 from nemo2.config.aliases import aliases_of, decided_elsewhere, parameter_names
 from nemo2.config.capture import unknown_name
 from nemo2.config.factories import factory_names
@@ -384,7 +384,7 @@ def _fit(place: _Place, path: str, value: Any, text: str | None) -> Any:
             raise WrongType(f"{bracket!r} is not closed in {text!r}. For example {path}={describe(hint)[1]}") from None
         if str(error).endswith("?"):  # with the nearest names
             raise
-        raise WrongType(f"{_dotted_end(error)} For example {path}={describe(hint)[1]}") from None
+        raise WrongType(f"{sentence(str(error))} For example {path}={describe(hint)[1]}") from None
     current = place.read() if hint is Any else None
     if isinstance(current, float) and isinstance(fitted, int) and not isinstance(fitted, bool):
         return float(fitted)  # without an annotation, the current value shows that the field is a float
@@ -423,7 +423,3 @@ def _state(recipe: Any) -> Iterator[Any]:
         else:
             yield from () if isinstance(value, tuple) else (value,)
             pending += value.values() if isinstance(value, dict) else value
-
-
-def _dotted_end(error: Exception) -> str:
-    return str(error) if str(error).endswith(("?", ".")) else f"{error}."

@@ -14,7 +14,7 @@ from fiddle._src.experimental import serialization
 from nemo2.base.errors import ConfigError
 from nemo2.base.names import shortened
 from nemo2.config.tree import Config, Partial, refuse_changed_objects
-from nemo2.config.walk import children, place_of
+from nemo2.config.walk import children, set_at
 
 _PLAIN = frozenset((bool, int, str, type(None)))
 """Types whose values are always written unchanged."""
@@ -64,9 +64,11 @@ def problems(recipe: Any) -> list[str]:
             seen.add(id(value))
         if isinstance(value, fdl.Buildable):
             if trouble := _trouble_with_node(value):
-                sentences.append(f"{path or 'the recipe'}: {trouble}{_setter(field)}")
+                sentences.append(f"{path or 'the recipe'}: {trouble}{set_at(*field) if field else ''}")
         elif not steps and (trouble := _trouble_with(value)):
-            sentences.append(f"{path or 'the recipe'} = {shortened(repr(value))}: {trouble}{_setter(field)}")
+            sentences.append(
+                f"{path or 'the recipe'} = {shortened(repr(value))}: {trouble}{set_at(*field) if field else ''}"
+            )
         for step, child in steps:
             is_field = isinstance(value, fdl.Buildable) and step.startswith(".")
             visit(f"{path}{step}".removeprefix("."), child, (value, step[1:]) if is_field else field)
@@ -115,8 +117,3 @@ def _can_be_written(value: Any) -> bool:
     except Exception:  # fiddle, AttributeError, ImportError ...: the value has no text
         return False
     return True
-
-
-def _setter(field: tuple[Any, str] | None) -> str:
-    place = place_of(*field) if field is not None else ""
-    return f" (set at {place})" if place else ""

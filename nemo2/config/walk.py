@@ -91,6 +91,12 @@ def place_of(config: Any, name: str) -> str:
     return f"{setters[-1][0]}:{setters[-1][1]}" if setters else ""
 
 
+def set_at(config: Any, name: str) -> str:
+    """ " (set at file:line)" for a sentence about a field. "": the field has its default."""
+    place = place_of(config, name)
+    return f" (set at {place})" if place else ""
+
+
 def who_set(config: Any, name: str) -> list[tuple[str, int, Any]]:
     """Return `(file, line, value)` for each time a field was set, oldest first. Empty: the field has its default.
 

@@ -53,7 +53,6 @@ MODULES = {
     "nemo.lightning.fabric.fabric": "nemo2.training.fabric",
     "nemo.lightning.fabric.strategies": "nemo2.training.fabric",
     "nemo.lightning.megatron_parallel": "nemo2.mcore.parallel.megatron_parallel",
-    "nemo.lightning.pytorch.callbacks": "nemo2.callbacks",
     "nemo.lightning.pytorch.plugins": "nemo2",
     "nemo.lightning.pytorch.plugins.data_sampler": "nemo2.data",
     "nemo.lightning.pytorch.plugins.mixed_precision": "nemo2.mcore.precision",
@@ -75,7 +74,6 @@ MODULES = {
     "nemo.collections.llm.gpt.data.packed_sequence": "nemo2.data.finetuning.packed_files",
     "nemo.collections.llm.gpt.data.pre_training": "nemo2.data.pretraining",
     "nemo.collections.llm.gpt.data.squad": "nemo2.data.finetuning.published",
-    "nemo.collections.llm.gpt.model": "nemo2.models",
     "nemo.collections.llm.modelopt.distill": "nemo2.llm.distillation",
     "nemo.collections.llm.modelopt.prune": "nemo2.llm.pruning",
     "nemo.collections.llm.modelopt.quantization": "nemo2.llm.quantization",
@@ -84,7 +82,6 @@ MODULES = {
     "nemo.lightning.run.plugins": "nemo2.plugins",
     "nemo.collections.llm.fn": "nemo2.llm.fn",
     "nemo.collections.llm.fn.activation": "nemo2.llm.fn",
-    "nemo.collections.llm.recipes": "nemo2.recipes",
 }
 """Modules that scripts import as modules."""
 _CALLBACKS = """

@@ -144,7 +144,7 @@ def test_the_packages_constants_are_those_of_the_page() -> None:
         expected = values[group][generation] if generation else values[group]
         # The page rounds the fit, the package's file rounds it to one more digit.
         assert float(guess) == PRIORS[name].value and math.isclose(float(value), expected, rel_tol=5e-3), name
-        assert why.strip() == PRIORS[name].why
+        assert why.strip() == report.reasons()[group]
 
 
 def test_users_read_the_errors_of_the_calibration_page() -> None:

@@ -2,6 +2,19 @@
 """Arithmetic for the messages of rules: divisors and nearby multiples."""
 
 import math
+from collections.abc import Iterator
+from typing import Any
+
+from nemo2.base.counts import is_count
+
+
+def indivisible(field: str, value: Any, by: str, unit: Any, *, keep: bool = False) -> Iterator[str]:
+    """A message if ``unit``, which ``by`` names, doesn't divide the number of ``field``. With ``keep``, the fix is another
+    unit, because another number would be another model. Values that are no numbers break other rules."""
+    if is_count(value) and is_count(unit) and value % unit:
+        another_unit = f"Set {by.rpartition('.')[2]} to one of {divisors(value)}."
+        fix = another_unit if keep else f"Set it to a multiple; nearest: {nearest(value, unit)}."
+        yield f"{field}={value} is not a multiple of {by}={unit}. {fix}"
 
 
 def nearest(value: int, unit: int) -> str:

@@ -148,10 +148,6 @@ class Facts:
             value = _derived(self.model, name)
         return default if value is None else value
 
-    def set_on_model(self, name: str) -> bool:
-        """Whether a recipe, a user or the class sets this field of the model's configuration."""
-        return name in getattr(self.model, "__arguments__", {})
-
     def of_optimizer(self, name: str, default: Any = None) -> Any:
         """A field of the optimizer's configuration, read from the recipe, because the configuration may fail to
         build on this machine."""

@@ -2,7 +2,7 @@
 """Finds all broken rules of a recipe before anything runs."""
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Optional
 
 from nemo2.base.advice import advice
@@ -16,41 +16,19 @@ from nemo2.preflight.checks.rule import Problem
 from nemo2.preflight.checks.table import apply_rules, is_of_the_layout
 
 
-def check_recipe(
-    recipe: Any,
-    *,
-    devices: Optional[int] = None,
-    nodes: Optional[int] = None,
-    local: bool = False,
-    chosen: bool = True,
-    machine: Optional[Machine] = None,
-    environment: Optional[Mapping[str, str]] = None,
-) -> None:
-    """Reject a recipe that can't run, before it is launched.
-
-    Args:
-        recipe: A configured call of ``llm.pretrain`` or a similar function.
-        devices: Processes per node that will be launched. None: the trainer's.
-        nodes: Nodes that will be launched. None: the trainer's.
-        local: The recipe will run on this machine, so its files, devices, packages and variables are checked too.
-        chosen: The user asked for ``devices`` on this machine. False: they are the recipe's, which was laid out for
-            another machine.
-        machine: The machine of the run. None: this machine with ``local``, otherwise GPUs of any kind.
-        environment: The variables of its processes. None: this process's with ``local``, otherwise unknown.
+def check_recipe(recipe: Any, **where: Any) -> None:
+    """Reject a recipe that can't run, before it is launched. The arguments are those of `find`.
 
     Raises:
         ConfigError: with all broken rules, one paragraph each, and the nearest legal layouts if another layout would
             fix them.
     """
-    problems = find(
-        recipe, devices=devices, nodes=nodes, local=local, chosen=chosen, machine=machine, environment=environment
-    )
-    if problems:
+    if problems := find(recipe, **where):
         messages = [problem.message for problem in problems]
         if any(map(is_of_the_layout, problems)):
             from nemo2.preflight.checks.nearest import nearest_layouts
 
-            facts = read_facts(recipe, devices=devices, nodes=nodes, machine=machine)
+            facts = read_facts(recipe, **{name: where.get(name) for name in ("devices", "nodes", "machine")})
             layouts = [
                 f"{layout.describe(facts.world_size)} ({' '.join(changes)})"
                 for layout, changes in nearest_layouts(facts)
@@ -63,7 +41,7 @@ def check_recipe(
 
 
 def find_problems(recipe: Any, **where: Any) -> list[str]:
-    """All broken rules as sentences. Empty: no rule is broken. The arguments are those of `check_recipe`."""
+    """All broken rules as sentences. Empty: no rule is broken. The arguments are those of `find`."""
     return [problem.message for problem in find(recipe, **where)]
 
 
@@ -77,15 +55,22 @@ def find(
     machine: Optional[Machine] = None,
     environment: Optional[Mapping[str, str]] = None,
 ) -> list[Problem]:
-    """All broken rules. Empty: no rule is broken. The arguments are those of `check_recipe`.
+    """All broken rules. Empty: no rule is broken. If values have a wrong type, only these are listed, because the other
+    rules can't read them.
 
-    If values have a wrong type, only these are listed, because the other rules can't read them.
+    Args:
+        recipe: A configured call of ``llm.pretrain`` or a similar function.
+        devices: Processes per node that will be launched. None: the trainer's.
+        nodes: Nodes that will be launched. None: the trainer's.
+        local: The recipe will run on this machine, so its files, devices, packages and variables are checked too.
+        chosen: The user asked for ``devices`` on this machine. False: they are the recipe's, which was laid out for
+            another machine.
+        machine: The machine of the run. None: this machine with ``local``, otherwise GPUs of any kind.
+        environment: The variables of its processes. None: this process's with ``local``, otherwise unknown.
     """
     from nemo2.config.serialize import problems as unserialisable
 
-    problems = [
-        Problem(rule="travels-as-text", topic="The recipe", message=message) for message in unserialisable(recipe)
-    ]
+    problems = _problems("travels-as-text", "The recipe", unserialisable(recipe))
     if getattr(recipe, "trainer", None) is None:
         return problems
     if mistyped := mistyped_values(recipe):
@@ -93,10 +78,8 @@ def find(
     if local:
         named = getattr(recipe.trainer, "devices", None)
         indices = named if isinstance(named, list | tuple) else ()
-        problems += [
-            Problem(rule="fits-this-machine", topic="The launch", message=message)
-            for message in too_many_for_this_machine(devices, nodes, chosen=chosen, indices=indices)
-        ]
+        messages = too_many_for_this_machine(devices, nodes, chosen=chosen, indices=indices)
+        problems += _problems("fits-this-machine", "The launch", messages)
     if local and machine is None:
         machine = Machine.here()
     if local and environment is None:
@@ -106,12 +89,13 @@ def find(
     if local and not problems:
         from nemo2.preflight.checks.earlier import changes_that_do_not_fit
 
-        problems += [
-            Problem(rule="recipe-fits-its-earlier-run", topic="Files of this machine", message=message)
-            for message in changes_that_do_not_fit(facts)
-        ]
+        problems += _problems("recipe-fits-its-earlier-run", "Files of this machine", changes_that_do_not_fit(facts))
     where = {"devices": devices, "nodes": nodes, "machine": machine, "environment": environment}
     return problems + problems_of_a_teacher(recipe, {problem.message for problem in problems}, where)
+
+
+def _problems(rule: str, topic: str, messages: Iterable[str]) -> list[Problem]:
+    return [Problem(rule=rule, topic=topic, message=message) for message in messages]
 
 
 def check_types(recipe: Any) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import fiddle as fdl
 
+from nemo2.base.names import sentence
 from nemo2.config.walk import class_of
 from nemo2.mcore.settle.parts import quietly, refusals_of
 from nemo2.preflight.checks.domains import TRAINER
@@ -105,7 +106,7 @@ def callback_problems(
         except Exception as error:
             for refusal in refusals_of(error, rule, path):
                 name = "" if cls.__name__ in refusal.message else f"{cls.__name__}: "
-                yield f"{path}: {name}{_sentence(refusal.message)}"
+                yield f"{path}: {name}{sentence(refusal.message)}"
 
 
 def _error(arguments: Mapping[str, Any]) -> str:
@@ -125,11 +126,7 @@ def _error(arguments: Mapping[str, Any]) -> str:
                 Trainer(**defaults | dict(arguments), accelerator="cpu", devices=1, plugins=[LightningEnvironment()])
             _ERRORS[key] = ""
         except Exception as error:  # MisconfigurationException, TypeError, ValueError
-            _ERRORS[key] = _sentence(" ".join(str(error).split()))
+            _ERRORS[key] = sentence(" ".join(str(error).split()))
         finally:
             logging.disable(known)
     return _ERRORS[key]
-
-
-def _sentence(error: str) -> str:
-    return error if error.endswith((".", "?")) else f"{error}."

@@ -16,9 +16,10 @@ import fiddle as fdl
 
 import nemo2
 from nemo2.base.counts import is_count
+from nemo2.base.names import sentence
 from nemo2.config.aliases import decided_elsewhere, parameter_names
 from nemo2.config.derivations import Setting
-from nemo2.config.walk import node_at, place_of, who_set
+from nemo2.config.walk import node_at, set_at, who_set
 from nemo2.preflight.checks.facts import Facts, read_facts
 
 AGREES = "megatron-core-agrees"
@@ -120,7 +121,6 @@ def _is_named(field: str, reason: str) -> bool:
 
 
 def _message(facts: Facts, reason: str, accepted: list[Setting]) -> str:
-    sentence = reason if reason.endswith((".", "!", "?")) else f"{reason}."
     rejects = (
         f"Megatron-Core {facts.machine.megatron_core} rejects the model in this layout ({facts.layout.describe()})"
     )
@@ -130,11 +130,11 @@ def _message(facts: Facts, reason: str, accepted: list[Setting]) -> str:
             for name in sorted(set(re.findall(r"\w+", reason)))
             if hasattr(facts.model, name)
         ]
-        return f"{', '.join(named) or 'model.config'}: {rejects}: {sentence}"
+        return f"{', '.join(named) or 'model.config'}: {rejects}: {sentence(reason)}"
     first = accepted[0]
     node = node_at(facts.recipe, first.owner)
-    place = f" (set at {place_of(node, first.name)})" if _by_user(facts, first) else ""
+    place = set_at(node, first.name) if _by_user(facts, first) else ""
     return (
-        f"{first._replace(value=getattr(node, first.name))}{place}: {rejects}: {sentence} "
+        f"{first._replace(value=getattr(node, first.name))}{place}: {rejects}: {sentence(reason)} "
         f"It accepts {', or '.join(map(str, accepted))}."
     )

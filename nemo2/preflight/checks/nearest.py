@@ -27,20 +27,21 @@ def nearest_layouts(facts: Facts, limit: int = 3) -> list[tuple[Layout, list[str
     """
     if not facts.sizes:
         return []
-    rules = [rule for rule in RULES if rule.topic in LAYOUT_TOPICS]
     layouts: list[tuple[Layout, list[str]]] = []
     for _, layout in sorted(
         ((_distance(facts.layout, one), one) for one in _candidates(facts)), key=lambda item: item[0]
     ):
-        candidate = replace(facts, layout=layout)
         changes = layout.overrides(facts.sizes)
-        # Problems that occur with every layout don't count.
-        if not changes or apply_rules(candidate, rules) or refused(candidate):
-            continue
-        layouts.append((layout, changes))
+        if changes and has_legal_layout(replace(facts, layout=layout)):
+            layouts.append((layout, changes))
         if len(layouts) == limit:
             break
     return layouts
+
+
+def has_legal_layout(facts: Facts) -> bool:
+    """Whether the layout breaks no rule and passes Megatron-Core's own checks. Problems of every layout don't count."""
+    return not (apply_rules(facts, [rule for rule in RULES if rule.topic in LAYOUT_TOPICS]) or refused(facts))
 
 
 def _candidates(facts: Facts) -> Iterator[Layout]:

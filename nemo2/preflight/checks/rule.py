@@ -3,7 +3,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from nemo2.preflight.checks.facts import Facts
@@ -34,13 +34,13 @@ class Rule:
     find: Finder
     """Yields a paragraph for each violation of the rule. Its docstring is the rule as documented: the requirement, and after
     "Otherwise:" the consequence for a run that breaks it."""
-    megatron_refuses: bool
+    megatron_refuses: bool = False
     """Whether Megatron-Core itself raises when such a model is built, possibly late and on the ranks."""
     needs_sizes: bool
     """Whether the rule is applied only where the parallel sizes are valid numbers."""
-    local: bool
+    local: bool = False
     """Whether the rule is applied only to runs on this machine."""
-    in_force: Callable[[], bool]
+    in_force: Callable[[], bool] = lambda: True
     """Whether the installed versions need the rule. If they don't, the rule finds nothing."""
 
     @property
@@ -70,28 +70,11 @@ class Topic:
         self.needs_sizes = needs_sizes
         self.rules: list[Rule] = []
 
-    def rule(
-        self,
-        name: str,
-        *,
-        megatron_refuses: bool = False,
-        local: bool = False,
-        in_force: Callable[[], bool] = lambda: True,
-    ) -> Callable[[Finder], Finder]:
-        """Add a rule with the decorated function, the rule's ``find``. The arguments are fields of `Rule`."""
+    def rule(self, name: str, **traits: Any) -> Callable[[Finder], Finder]:
+        """Add a rule with the decorated function, the rule's ``find``. ``traits``: fields of `Rule` with a default."""
 
         def add(find: Finder) -> Finder:
-            self.rules.append(
-                Rule(
-                    name=name,
-                    topic=self.title,
-                    find=find,
-                    megatron_refuses=megatron_refuses,
-                    needs_sizes=self.needs_sizes,
-                    local=local,
-                    in_force=in_force,
-                )
-            )
+            self.rules.append(Rule(name=name, topic=self.title, find=find, needs_sizes=self.needs_sizes, **traits))
             return find
 
         return add

@@ -1,9 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The tokenizer that a run would train with, as far as this machine can tell without a network."""
 
-import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,7 +9,9 @@ from typing import Any
 import fiddle as fdl
 
 from nemo2.base.errors import ConfigError, Nemo2Error
+from nemo2.base.noise import silenced
 from nemo2.checkpoint.paths import HUGGING_FACE, missing
+from nemo2.config.walk import class_of
 from nemo2.data.tokenizer_files import FIELDS, files_of
 from nemo2.mcore.settle.agreement import share_tokenizer
 from nemo2.preflight.checks.facts import Facts
@@ -39,7 +38,7 @@ def known_tokenizer(facts: Facts, part: str = "model") -> Any:
     model = SimpleNamespace(tokenizer=_built(facts.at("model.tokenizer")))
     own = _built(facts.at("data.tokenizer"))
     data = SimpleNamespace(tokenizer=own if own is not None else known_by_size(facts.parts.get("data")))
-    choice = "data" if _verb(recipe) == "pretrain" else getattr(recipe, "tokenizer", None)
+    choice = "data" if getattr(class_of(recipe), "__name__", "") == "pretrain" else getattr(recipe, "tokenizer", None)
     share_tokenizer(model, data, choice if choice is None or isinstance(choice, str) else _built(choice))
     restore = getattr(getattr(recipe, "resume", None), "restore_config", None)
     path = str(getattr(restore, "path", None) or "")
@@ -50,7 +49,7 @@ def known_tokenizer(facts: Facts, part: str = "model") -> Any:
             return Unknown()
         from nemo2.checkpoint.tokenizers import take_tokenizer
 
-        with _silent(take_tokenizer.__module__):
+        with silenced(take_tokenizer.__module__):  # the run itself reports replaced tokenizers
             take_tokenizer(path, model, data)
     return getattr(model if part == "model" else data, "tokenizer", None)
 
@@ -62,10 +61,6 @@ def known_by_size(data: Any) -> Any:
     size = getattr(data, "vocab_size", None)
     on_first_use = isinstance(getattr(type(data), "tokenizer", None), property | cached_property)
     return SimpleNamespace(vocab_size=size) if tokenizer is None and on_first_use and size else tokenizer
-
-
-def _verb(recipe: Any) -> str:
-    return getattr(getattr(recipe, "__fn_or_cls__", None), "__name__", "")
 
 
 def _built(tokenizer: Any) -> Any:
@@ -83,14 +78,3 @@ def _built(tokenizer: Any) -> Any:
         cause = error.args[0] if error.args and isinstance(error.args[0], Nemo2Error) else error
         raise ConfigError(f"The tokenizer {tokenizer!r} can't be built: {cause}") from error
     return built if not named or files_of(built) else Unknown()
-
-
-@contextmanager
-def _silent(module: str) -> Iterator[None]:
-    """Without the reports of replaced tokenizers, which the run itself writes."""
-    logger = logging.getLogger(module)
-    before, logger.disabled = logger.disabled, True
-    try:
-        yield
-    finally:
-        logger.disabled = before

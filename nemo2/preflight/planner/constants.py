@@ -19,28 +19,22 @@ CALIBRATED = Path(__file__).with_name("calibrated.json")
 
 @dataclasses.dataclass(frozen=True)
 class Prior:
-    """A guess, the factor by which it may be off (one standard deviation), and its reason."""
+    """A guess, and the factor by which it may be off (one standard deviation)."""
 
     value: float
     spread: float
-    why: str
 
 
 class Share(Prior):
     """The guess of a share. The calibration never raises a share above 1."""
 
 
-_GEMM = "share of the 16-bit data-sheet rate that large matrix products reach"
-_MAMF = f"{_GEMM}: maximum in the MAMF table of stas00/ml-engineering"
-_FLASH = "share of the 16-bit data-sheet rate that fused causal attention reaches in the forward pass"
+def _guess(value: float, spread: float) -> Any:
+    return dataclasses.field(metadata={"": Prior(value, spread)})
 
 
-def _guess(value: float, spread: float, why: str) -> Any:
-    return dataclasses.field(metadata={"": Prior(value, spread, why)})
-
-
-def _share(value: float, spread: float, why: str) -> Any:
-    return dataclasses.field(metadata={"": Share(value, spread, why)})
+def _share(value: float, spread: float) -> Any:
+    return dataclasses.field(metadata={"": Share(value, spread)})
 
 
 def _by_generation(**priors: Prior) -> Any:
@@ -49,153 +43,103 @@ def _by_generation(**priors: Prior) -> Any:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Constants:
-    """Efficiencies of the step-time model, each declared with its prior. Some have a value for each GPU generation."""
+    """Efficiencies of the step-time model, each declared with its prior; the text below it has the
+    meaning, and the reason for the guess. Some have a value for each GPU generation."""
 
     gemm: Mapping[str, float] = _by_generation(
-        volta=Share(
-            0.75, 1.15, f"{_GEMM}: cuBLAS reports 90 to 100 of 125 TFLOP/s on a V100, which the MAMF table lacks"
-        ),
-        ampere=Share(0.85, 1.1, f"{_MAMF}, 271 of 312 TFLOP/s"),
-        hopper=Share(0.78, 1.1, f"{_MAMF}, 794 of 989 TFLOP/s"),
-        blackwell=Share(0.74, 1.15, f"{_MAMF}, 1,745 of 2,250 and 1,822 of 2,500 TFLOP/s"),
+        volta=Share(0.75, 1.15), ampere=Share(0.85, 1.1), hopper=Share(0.78, 1.1), blackwell=Share(0.74, 1.15)
     )
-    power: float = _guess(
-        0.5,
-        1.5,
-        "exponent of a chip's watts per FLOP/s, relative to the first data-center GPU of its generation: at the power limit "
-        "the rate grows more slowly than the power",
-    )
-    gemm_fp8: float = _share(
-        0.88,
-        1.15,
-        "share of the data-sheet rate that 8-bit products reach, relative to 16-bit products: 1,403 of 1,979 over 794 of 989",
-    )
-    gemm_fp4: float = _share(0.7, 1.3, "the same for 4-bit products: lower, because the work per byte doubles again")
-    gemm_edge: float = _guess(64, 1.5, "rows or columns that a matrix product wastes: half a tile of 128")
-    gemm_bytes: float = _guess(
-        0.3, 2.0, "share of the operands' memory traffic that arithmetic does not hide: prologues and epilogues"
-    )
-    accumulate_bytes: float = _guess(
-        8, 1.3, "bytes per weight and micro-batch: the fp32 gradient is read and written once"
-    )
-    cast_bytes: float = _guess(
-        4, 1.5, "bytes per element cast to 8 bits: read in 16 bits, written in 8 bits plain and transposed"
-    )
+    """Share of the 16-bit data-sheet rate that large matrix products reach. Volta: cuBLAS reports 90 to 100 of 125
+    TFLOP/s on a V100. The others: maxima in the MAMF table of stas00/ml-engineering: 271 of 312, 794 of 989, and on
+    Blackwell 1,745 of 2,250 and 1,822 of 2,500 TFLOP/s."""
+    power: float = _guess(0.5, 1.5)
+    """Exponent of a chip's watts per FLOP/s, relative to the first data-center GPU of its generation: at the power
+    limit the rate grows more slowly than the power."""
+    gemm_fp8: float = _share(0.88, 1.15)
+    """Share of the data-sheet rate that 8-bit products reach, relative to 16-bit products: 1,403 of 1,979 over 794 of
+    989."""
+    gemm_fp4: float = _share(0.7, 1.3)
+    """The same for 4-bit products: lower, because the work per byte doubles again."""
+    gemm_edge: float = _guess(64, 1.5)
+    """Rows or columns that a matrix product wastes: half a tile of 128."""
+    gemm_bytes: float = _guess(0.3, 2.0)
+    """Share of the operands' memory traffic that arithmetic does not hide: prologues and epilogues."""
+    accumulate_bytes: float = _guess(8, 1.3)
+    """Bytes per weight and micro-batch: the fp32 gradient is read and written once."""
+    cast_bytes: float = _guess(4, 1.5)
+    """Bytes per element cast to 8 bits: read in 16 bits, written in 8 bits plain and transposed."""
     flash: Mapping[str, float] = _by_generation(
-        volta=Share(0.35, 1.4, f"{_FLASH}: memory-efficient kernels, because Volta has no FlashAttention-2"),
-        ampere=Share(0.55, 1.2, f"{_FLASH}: FlashAttention-2 (arXiv 2307.08691, figure 5), less for short rows"),
-        hopper=Share(0.55, 1.2, f"{_FLASH}: cuDNN and FlashAttention-3 (arXiv 2407.08608, figure 5)"),
-        blackwell=Share(0.5, 1.4, f"{_FLASH}: similar to Hopper"),
+        volta=Share(0.35, 1.4), ampere=Share(0.55, 1.2), hopper=Share(0.55, 1.2), blackwell=Share(0.5, 1.4)
     )
-    flash_fp8: float = _guess(
-        1.25,
-        1.15,
-        "rate of 8-bit attention relative to 16-bit attention: the products are twice as fast, the softmax is not",
-    )
-    flash2: float = _share(
-        0.65,
-        1.2,
-        "rate of FlashAttention-2 relative to the best kernel from Hopper on: FlashAttention-2 targets Ampere and reaches a "
-        "share of 0.35 on Hopper (arXiv 2407.08608, figure 5)",
-    )
-    flash1: float = _share(
-        0.55, 1.3, "rate of FlashAttention relative to FlashAttention-2, whose abstract says about twice as fast"
-    )
-    score_bytes: float = _guess(
-        20,
-        1.4,
-        "bytes per stored attention score, both passes: ten 16-bit reads and writes for products, masked softmax and dropout",
-    )
-    eager_score_bytes: float = _guess(
-        60, 1.5, "bytes per attention score without a fused softmax: ten more accesses in fp32, separate mask and scale"
-    )
-    norm_bytes: float = _guess(
-        60,
-        1.5,
-        "bytes per token and hidden unit of a layer: two norms of 10 forward and 12 backward, two residual sums of 6 and 2",
-    )
-    inner_bytes: float = _guess(
-        8,
-        1.5,
-        "bytes per unit between the products of a block: a read and a write forward, two reads and a write backward",
-    )
-    mixer_bytes: float = _guess(
-        160,
-        1.5,
-        "bytes per unit of a Mamba mixer, both passes: convolution, a scan of five kernels, gated norm; partly in fp32",
-    )
-    eager: float = _guess(
-        2.0, 1.4, "factor on elementwise kernels without fusion: activation, bias, dropout and sum are separate kernels"
-    )
-    logit_bytes: float = _guess(
-        24, 1.5, "bytes per logit: a 16-bit write, cast, maximum, exponential and sum in fp32, gradient, cast back"
-    )
-    nvlink: float = _share(
-        0.7,
-        1.3,
-        "share of NVLink's rate: NCCL reaches 370 of 450 GB/s with large messages, less with the messages of a layer",
-    )
-    network: float = _share(
-        0.8, 1.3, "share of the network adapter's rate: NCCL reaches 40 of 50 GB/s across many nodes"
-    )
-    collective_us: float = _guess(20, 1.5, "microseconds to launch and synchronize one collective, latency included")
-    tp_exposed: float = _share(
-        0.3, 1.5, "share of an overlapped tensor-parallel collective that stays exposed: first and last of four pieces"
-    )
-    pp_exposed: float = _share(
-        0.3, 1.5, "share of overlapped pipeline sends that stays exposed: messages that arrive late"
-    )
-    exchange: float = _share(
-        0.8, 1.3, "share of a ring's rate that an all-to-all reaches: messages are smaller and more"
-    )
-    ep_exposed: float = _share(
-        0.5,
-        1.4,
-        "share of an overlapped token exchange that stays exposed: its kernels share the GPU with matrix products",
-    )
-    dp_exposed: float = _share(
-        0.1, 1.8, "share of the data-parallel collectives that nothing hides: the first and the last bucket"
-    )
-    dp_hidden: float = _share(
-        0.7, 1.3, "share of a pass that can hide collectives: computation and collectives slow each other down"
-    )
-    fsdp_exposed: float = _share(
-        0.15, 1.8, "share of ZeRO-3's collectives that stays exposed even where computation takes longer"
-    )
-    layer_us: float = _guess(
-        600,
-        1.4,
-        "microseconds of host time per layer: 60 kernels in both passes, 10 microseconds of Python and driver each",
-    )
-    moe_us: float = _guess(
-        800,
-        1.5,
-        "microseconds of host time per expert layer: 80 more kernels for routing, sorting and counts that the host awaits",
-    )
-    expert_us: float = _guess(
-        60, 1.5, "microseconds of host time per expert on a rank: six matrix products, 10 microseconds each"
-    )
-    expert_cast_us: float = _guess(
-        240,
-        1.6,
-        "microseconds of host time per expert below 16 bits: casts of four tensors, six calls each, 10 microseconds a call",
-    )
-    graphed: float = _share(0.15, 1.6, "share of the launch time that remains with CUDA graphs")
-    expert_gemm: float = _share(
-        0.75, 1.25, "share of a linear layer's rate that grouped products reach: rows are few and uneven"
-    )
-    sort_bytes: float = _guess(
-        32,
-        1.5,
-        "bytes per token copy and hidden unit, both passes: two reads and two writes before the expert and after it",
-    )
-    optimizer_bytes: float = _guess(
-        50, 1.5, "bytes per weight: gradient, fp32 weight and two moments are read and written; norm, scaling, zeroing"
-    )
-    step_ms: float = _guess(20, 1.5, "milliseconds per step outside of kernels: data, norms across ranks, logging")
-    scale: float = _guess(
-        0.01, 1.8, "share of the computation lost per doubling of nodes: the slowest of more nodes is slower"
-    )
+    """Share of the 16-bit data-sheet rate that fused causal attention reaches in the forward pass. Volta:
+    memory-efficient kernels, because it has no FlashAttention-2. Ampere: FlashAttention-2 (arXiv 2307.08691, figure 5),
+    less for short rows. Hopper: cuDNN and FlashAttention-3 (arXiv 2407.08608, figure 5). Blackwell: similar to
+    Hopper."""
+    flash_fp8: float = _guess(1.25, 1.15)
+    """Rate of 8-bit attention relative to 16-bit attention: the products are twice as fast, the softmax is not."""
+    flash2: float = _share(0.65, 1.2)
+    """Rate of FlashAttention-2 relative to the best kernel from Hopper on: FlashAttention-2 targets Ampere and reaches
+    a share of 0.35 on Hopper (arXiv 2407.08608, figure 5)."""
+    flash1: float = _share(0.55, 1.3)
+    """Rate of FlashAttention relative to FlashAttention-2, whose abstract says about twice as fast."""
+    score_bytes: float = _guess(20, 1.4)
+    """Bytes per stored attention score, both passes: ten 16-bit reads and writes for products, masked softmax and
+    dropout."""
+    eager_score_bytes: float = _guess(60, 1.5)
+    """Bytes per attention score without a fused softmax: ten more accesses in fp32, separate mask and scale."""
+    norm_bytes: float = _guess(60, 1.5)
+    """Bytes per token and hidden unit of a layer: two norms of 10 forward and 12 backward, two residual sums of 6 and
+    2."""
+    inner_bytes: float = _guess(8, 1.5)
+    """Bytes per unit between the products of a block: a read and a write forward, two reads and a write backward."""
+    mixer_bytes: float = _guess(160, 1.5)
+    """Bytes per unit of a Mamba mixer, both passes: convolution, a scan of five kernels, gated norm; partly in fp32."""
+    eager: float = _guess(2.0, 1.4)
+    """Factor on elementwise kernels without fusion: activation, bias, dropout and sum are separate kernels."""
+    logit_bytes: float = _guess(24, 1.5)
+    """Bytes per logit: a 16-bit write, cast, maximum, exponential and sum in fp32, gradient, cast back."""
+    nvlink: float = _share(0.7, 1.3)
+    """Share of NVLink's rate: NCCL reaches 370 of 450 GB/s with large messages, less with the messages of a layer."""
+    network: float = _share(0.8, 1.3)
+    """Share of the network adapter's rate: NCCL reaches 40 of 50 GB/s across many nodes."""
+    collective_us: float = _guess(20, 1.5)
+    """Microseconds to launch and synchronize one collective, latency included."""
+    tp_exposed: float = _share(0.3, 1.5)
+    """Share of an overlapped tensor-parallel collective that stays exposed: first and last of four pieces."""
+    pp_exposed: float = _share(0.3, 1.5)
+    """Share of overlapped pipeline sends that stays exposed: messages that arrive late."""
+    exchange: float = _share(0.8, 1.3)
+    """Share of a ring's rate that an all-to-all reaches: messages are smaller and more."""
+    ep_exposed: float = _share(0.5, 1.4)
+    """Share of an overlapped token exchange that stays exposed: its kernels share the GPU with matrix products."""
+    dp_exposed: float = _share(0.1, 1.8)
+    """Share of the data-parallel collectives that nothing hides: the first and the last bucket."""
+    dp_hidden: float = _share(0.7, 1.3)
+    """Share of a pass that can hide collectives: computation and collectives slow each other down."""
+    fsdp_exposed: float = _share(0.15, 1.8)
+    """Share of ZeRO-3's collectives that stays exposed even where computation takes longer."""
+    layer_us: float = _guess(600, 1.4)
+    """Microseconds of host time per layer: 60 kernels in both passes, 10 microseconds of Python and driver each."""
+    moe_us: float = _guess(800, 1.5)
+    """Microseconds of host time per expert layer: 80 more kernels for routing, sorting and counts that the host
+    awaits."""
+    expert_us: float = _guess(60, 1.5)
+    """Microseconds of host time per expert on a rank: six matrix products, 10 microseconds each."""
+    expert_cast_us: float = _guess(240, 1.6)
+    """Microseconds of host time per expert below 16 bits: casts of four tensors, six calls each, 10 microseconds a
+    call."""
+    graphed: float = _share(0.15, 1.6)
+    """Share of the launch time that remains with CUDA graphs."""
+    expert_gemm: float = _share(0.75, 1.25)
+    """Share of a linear layer's rate that grouped products reach: rows are few and uneven."""
+    sort_bytes: float = _guess(32, 1.5)
+    """Bytes per token copy and hidden unit, both passes: two reads and two writes before the expert and after it."""
+    optimizer_bytes: float = _guess(50, 1.5)
+    """Bytes per weight: gradient, fp32 weight and two moments are read and written; norm, scaling, zeroing."""
+    step_ms: float = _guess(20, 1.5)
+    """Milliseconds per step outside of kernels: data, norms across ranks, logging."""
+    scale: float = _guess(0.01, 1.8)
+    """Share of the computation lost per doubling of nodes: the slowest of more nodes is slower."""
 
     @classmethod
     def of(cls, values: Mapping[str, float]) -> "Constants":

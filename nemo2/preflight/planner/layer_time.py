@@ -10,7 +10,7 @@ from nemo2.models.parts import MLP, Attention, DeltaNet, Experts, LatentAttentio
 from nemo2.models.shape import ModelShape
 from nemo2.preflight.planner.constants import Constants
 from nemo2.preflight.planner.job import Job
-from nemo2.preflight.planner.links import bandwidth, dispatch_seconds, exchange_seconds, gathered_fraction
+from nemo2.preflight.planner.links import bandwidth, exchange_seconds, gathered_fraction
 
 # The forward pass's share of elementwise traffic.
 _FORWARD = 0.4
@@ -228,11 +228,8 @@ class Kernels:
         copies = self.routed_rows(part) / job.etp * part.outer * self.element
         one = 0.0
         if job.ep > 1:
-            one = c.collective_us * 1e-6
-            if job.dispatch == "once":
-                one += dispatch_seconds(job, copies / part.topk, part.topk, job.ep, job.etp, c)
-            else:
-                one += exchange_seconds(job, copies, job.ep, job.etp, c)
+            choices = part.topk if job.dispatch == "once" else 1
+            one = exchange_seconds(job, copies / choices, job.ep, job.etp, c, choices=choices) + c.collective_us * 1e-6
         if job.etp > 1:
             one += copies * (job.etp - 1) / bandwidth(job, job.etp, 1, c) + c.collective_us * 1e-6
         return Passes(2 * one, 2 * one)

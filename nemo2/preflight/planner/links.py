@@ -24,23 +24,13 @@ def gathered_fraction(ranks: int) -> float:
     return (ranks - 1) / ranks
 
 
-def exchange_seconds(job: Job, volume: float, ranks: int, stride: int, c: Constants) -> float:
+def exchange_seconds(job: Job, volume: float, ranks: int, stride: int, c: Constants, *, choices: int = 1) -> float:
     """The seconds of an all-to-all in which each of ``ranks`` GPUs sends ``volume`` bytes, an equal share to each rank.
 
     Bytes to other machines go through the GPU's own network adapter, and the other bytes over NVLink at the same time.
-    NVLink's rate limits the sum. On a GPU without NVLink this is PCIe's rate, which the adapter shares.
-    """
-    inside = min(ranks, max(1, job.gpu.domain // stride))
-    everything = volume * gathered_fraction(ranks) / (job.gpu.nvlink * c.nvlink)
-    remote = volume * (ranks - inside) / ranks / (job.adapter * c.network)
-    return max(everything, remote) / c.exchange
-
-
-def dispatch_seconds(job: Job, volume: float, choices: int, ranks: int, stride: int, c: Constants) -> float:
-    """The seconds in which each of ``ranks`` GPUs sends ``volume`` bytes of tokens to their experts, once per rank.
-
-    A token has ``choices`` experts, each equally likely on any rank. Between machines a token travels once to each
-    machine, which forwards it over NVLink.
+    NVLink's rate limits the sum. On a GPU without NVLink this is PCIe's rate, which the adapter shares. With several
+    ``choices``, each byte goes to as many ranks, each equally likely, once per rank. Between machines it travels once to
+    each machine, which forwards it over NVLink. So travel tokens that are sent once per rank.
     """
     inside = min(ranks, max(1, job.gpu.domain // stride))
     remote = volume * _reached(ranks / inside, choices) / (job.adapter * c.network)

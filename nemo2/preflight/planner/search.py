@@ -25,8 +25,7 @@ from nemo2.mcore.parallel.layout import Layout
 from nemo2.models.shape import ModelShape
 from nemo2.preflight.checks.arithmetic import divisors_of
 from nemo2.preflight.checks.facts import Facts
-from nemo2.preflight.checks.megatron import refused
-from nemo2.preflight.checks.table import LAYOUT_TOPICS, RULES, apply_rules
+from nemo2.preflight.checks.nearest import has_legal_layout
 from nemo2.preflight.planner.fit import fit_of
 from nemo2.preflight.planner.job import Job
 from nemo2.preflight.planner.memory import predict_memory
@@ -213,7 +212,6 @@ def _as_job(job: Job, layout: Layout, micro: int, recompute: str) -> Job:
 def _legal(subject: Subject, fitting: Sequence[Candidate], limit: int, headroom: float) -> list[Candidate]:
     """The fastest candidate of each layout that breaks no rule on layouts and fits when it is rehearsed, at most
     ``limit``."""
-    rules = [rule for rule in RULES if rule.topic in LAYOUT_TOPICS]
     with_micro_batch = functools.cache(lambda micro: _with_micro_batch(subject.facts, micro))
     seen: set[tuple[Layout, int]] = set()
     best: dict[Layout, Candidate] = {}
@@ -222,8 +220,7 @@ def _legal(subject: Subject, fitting: Sequence[Candidate], limit: int, headroom:
         if one.layout in best or way in seen:
             continue
         seen.add(way)
-        facts = dataclasses.replace(with_micro_batch(one.job.micro_batch), layout=one.layout)
-        if apply_rules(facts, rules) or refused(facts):
+        if not has_legal_layout(dataclasses.replace(with_micro_batch(one.job.micro_batch), layout=one.layout)):
             continue
         overrides = overrides_of(subject, one)
         recipe = copy.deepcopy(subject.facts.recipe)

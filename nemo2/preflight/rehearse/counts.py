@@ -48,7 +48,7 @@ class MemoryCount:
 
     @property
     def total(self) -> int:
-        return self.state + sum(self.activations.values()) + self.logits + self.messages + self.working
+        return sum(self.terms().values())
 
     def terms(self) -> dict[str, int]:
         """The summands of `total` by name, largest first, with activations as one of them."""

@@ -2,7 +2,6 @@
 """`rehearse`: runs a recipe for any number of GPUs in this process, one rank of each kind after the other."""
 
 import gc
-import logging
 import time
 import warnings
 from collections.abc import Iterator
@@ -12,6 +11,7 @@ from typing import Any
 from nemo2.base.advice import advice
 from nemo2.base.errors import ConfigError
 from nemo2.base.gpus import DEFAULT, GPU, HEADROOM
+from nemo2.base.noise import silenced
 from nemo2.mcore.parallel.cuda_graphs import kind_of
 from nemo2.mcore.parallel.layout import SIZE_FIELDS, Layout
 from nemo2.mcore.settle import Machine, on, world_of
@@ -173,16 +173,10 @@ def quietly() -> Iterator[None]:
         "lightning.fabric",
         "megatron",
     )
-    loggers = [logging.getLogger(name) for name in names]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.ERROR)
     gc.freeze()
     try:
-        with warnings.catch_warnings():
+        with silenced(*names), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
         gc.unfreeze()
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)

@@ -259,20 +259,13 @@ def _passes(tracker: Tracker) -> Iterator[None]:
     """The tracker's phase, and the part that its allocations belong to, in each pass that Megatron-Core's schedule runs. A
     `ScheduleNode` is a layer's part of a pass, where a micro-batch's forward and another's backward run side by side
     (overlap_moe_expert_parallel_comm)."""
-    passes = {
-        (schedules, "forward_step"): _during("forward", tracker),
-        (ScheduleNode, "forward"): _during("forward", tracker),
-        (schedules, "backward_step"): _during("backward", tracker),
-        (ScheduleNode, "backward"): _during("backward", tracker),
-    }
-    originals = {(owner, name): getattr(owner, name) for owner, name in passes}
-    for (owner, name), during in passes.items():
-        setattr(owner, name, during(originals[owner, name]))
-    try:
+    with contextlib.ExitStack() as restored:
+        for phase in ("forward", "backward"):
+            for owner, name in ((schedules, f"{phase}_step"), (ScheduleNode, phase)):
+                original = getattr(owner, name)
+                restored.callback(setattr, owner, name, original)
+                setattr(owner, name, _during(phase, tracker)(original))
         yield
-    finally:
-        for (owner, name), original in originals.items():
-            setattr(owner, name, original)
 
 
 @contextlib.contextmanager

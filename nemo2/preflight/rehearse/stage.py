@@ -14,6 +14,7 @@ from nemo2.preflight.rehearse.counts import RankRehearsal
 from nemo2.preflight.rehearse.kernels import plain_kernels, te_kernels
 from nemo2.preflight.rehearse.rank import run_rank
 from nemo2.preflight.rehearse.summary import summarise
+from nemo2.report.pictures.ranks import groups_of
 from nemo2.training.connecting import connect_parts
 
 
@@ -64,13 +65,9 @@ def stages_of(recipe: Any, *, every: bool = False) -> list[int]:
 
 def first_rank_of_stage(recipe: Any, stage: int) -> int:
     """The first rank of a stage, in Megatron-Core's own numbering."""
-    from megatron.core.parallel_state import RankGenerator
-
-    layout = Layout.of(recipe.trainer.strategy)
-    order = rank_order(tp_pp_dp=bool(recipe.trainer.strategy.use_tp_pp_dp_mapping))
-    data = layout.data_parallel_size(world_of(recipe, Machine()).size)
-    numbering = RankGenerator(tp=layout.tp, ep=1, dp=data, pp=layout.pp, cp=layout.cp, order=order)
-    return numbering.get_ranks("pp")[0][stage]
+    strategy, world = recipe.trainer.strategy, world_of(recipe, Machine()).size
+    order = rank_order(tp_pp_dp=bool(strategy.use_tp_pp_dp_mapping))
+    return groups_of(Layout.of(strategy), world, order=order)["pp"][0][stage]
 
 
 def _kind(stage: int, stages: int) -> str:

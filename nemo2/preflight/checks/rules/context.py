@@ -7,9 +7,8 @@ from typing import Any, cast
 from megatron.core.transformer.utils import is_layer_window_attention
 from packaging.version import Version
 
-from nemo2.base.counts import is_count
 from nemo2.models.layers import rules as layers
-from nemo2.preflight.checks.arithmetic import nearest
+from nemo2.preflight.checks.arithmetic import indivisible, nearest
 from nemo2.preflight.checks.facts import Facts
 from nemo2.preflight.checks.rule import Topic
 
@@ -45,11 +44,8 @@ def _yarn(facts: Facts) -> Iterator[str]:
         facts.of_model(name),
         facts.layout.cp,
     )
-    if cp > 1 and kind == "yarn" and is_count(positions) and positions % (2 * cp):
-        yield (
-            f"model.config.{name}={positions} is not a multiple of 2 * context_parallel_size = {2 * cp}. Set it to a "
-            f"multiple; nearest: {nearest(positions, 2 * cp)}."
-        )
+    if cp > 1 and kind == "yarn":
+        yield from indivisible(f"model.config.{name}", positions, "2 * strategy.context_parallel_size", 2 * cp)
 
 
 @CONTEXT.rule("exchange-is-known")

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from nemo2.base.counts import is_count
 from nemo2.models.layers import rules as layers
-from nemo2.preflight.checks.arithmetic import divisors, nearest
+from nemo2.preflight.checks.arithmetic import indivisible
 from nemo2.preflight.checks.facts import Facts
 from nemo2.preflight.checks.rule import Topic
 
@@ -18,12 +18,9 @@ def _share(facts: Facts) -> Iterator[str]:
 
     Otherwise: Megatron-Core raises an AssertionError without a message when it builds the first expert layer.
     """
-    experts, ep = facts.of_model("num_moe_experts"), facts.layout.ep
-    if is_count(experts) and experts % ep:
-        yield (
-            f"model.config.num_moe_experts={experts} is not a multiple of strategy.expert_model_parallel_size={ep}. "
-            f"Set expert_model_parallel_size to one of the sizes that divide it: {divisors(experts)}."
-        )
+    experts = facts.of_model("num_moe_experts")
+    size = "strategy.expert_model_parallel_size"
+    yield from indivisible("model.config.num_moe_experts", experts, size, facts.layout.ep, keep=True)
 
 
 @EXPERTS.rule("expert-width-over-expert-tensor-ranks", megatron_refuses=True)
@@ -40,12 +37,7 @@ def _width(facts: Facts) -> Iterator[str]:
         ("moe_ffn_hidden_size", "expert_tensor_parallel_size", etp),
         ("moe_shared_expert_intermediate_size", "tensor_model_parallel_size", tp),
     ):
-        width = facts.of_model(name)
-        if is_count(width) and width % ranks:
-            yield (
-                f"model.config.{name}={width} is not a multiple of strategy.{size}={ranks}. Set it to a multiple; "
-                f"nearest: {nearest(width, ranks)}."
-            )
+        yield from indivisible(f"model.config.{name}", facts.of_model(name), f"strategy.{size}", ranks)
 
 
 @EXPERTS.rule("experts-cut-only-where-shared")

@@ -40,11 +40,8 @@ def _count_tokens(facts: Facts) -> Iterator[str]:
     Otherwise: Every row has the same weight, whether it holds one long sample or twenty short samples. The loss differs
     from training without packing.
     """
-    if (
-        facts.packed
-        and facts.set_on_model("calculate_per_token_loss")
-        and not facts.of_model("calculate_per_token_loss")
-    ):
+    is_set = "calculate_per_token_loss" in getattr(facts.model, "__arguments__", {})
+    if facts.packed and is_set and not facts.of_model("calculate_per_token_loss"):
         yield (
             "model.config.calculate_per_token_loss=False with packed samples: the loss would be a mean over rows that "
             "hold different numbers of samples. Leave calculate_per_token_loss unset, and the data module sets it to "

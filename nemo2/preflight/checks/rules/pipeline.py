@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from nemo2.base.counts import is_count
-from nemo2.preflight.checks.arithmetic import divisors, nearest
+from nemo2.preflight.checks.arithmetic import divisors, indivisible
 from nemo2.preflight.checks.facts import Facts
 from nemo2.preflight.checks.rule import Topic
 
@@ -102,11 +102,7 @@ def _virtual_layers(facts: Facts) -> Iterator[str]:
     """
     vp = facts.layout.vp or 1
     for name, size in _ends(facts).items() if facts.layout.interleaved else ():
-        if is_count(size) and size % vp:
-            yield (
-                f"{name}={size} cannot be split into strategy.virtual_pipeline_model_parallel_size={vp} chunks. Set "
-                f"it to a multiple of {vp}; nearest: {nearest(size, vp)}."
-            )
+        yield from indivisible(name, size, "strategy.virtual_pipeline_model_parallel_size", vp)
 
 
 @PIPELINE.settled("stages-send-what-they-hold")

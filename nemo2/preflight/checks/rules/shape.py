@@ -7,7 +7,7 @@ from nemo2.base.backend.compilation import uncompiled
 from nemo2.base.counts import is_count
 from nemo2.config.walk import class_of
 from nemo2.preflight.checks import domains
-from nemo2.preflight.checks.arithmetic import divisors
+from nemo2.preflight.checks.arithmetic import indivisible
 from nemo2.preflight.checks.domains import out_of_range
 from nemo2.preflight.checks.facts import Facts, names_weights
 from nemo2.preflight.checks.rule import Topic
@@ -36,11 +36,9 @@ def _groups(facts: Facts) -> Iterator[str]:
     Otherwise: Megatron-Core rounds down and builds projections with the wrong shapes.
     """
     heads, groups = facts.of_model("num_attention_heads"), facts.of_model("num_query_groups")
-    if is_count(heads) and is_count(groups) and heads % groups:
-        yield (
-            f"model.config.num_attention_heads={heads} is not a multiple of model.config.num_query_groups={groups}. "
-            f"Set num_query_groups to one of {divisors(heads)}."
-        )
+    yield from indivisible(
+        "model.config.num_attention_heads", heads, "model.config.num_query_groups", groups, keep=True
+    )
 
 
 @SHAPE.rule("hidden-over-heads")

@@ -4,11 +4,12 @@
 from collections.abc import Iterator
 
 from nemo2.models.layers import rules as layers
-from nemo2.preflight.checks.arithmetic import divisors, nearest
+from nemo2.preflight.checks.arithmetic import divisors, indivisible, nearest
 from nemo2.preflight.checks.facts import Facts
 from nemo2.preflight.checks.rule import Topic
 
 TENSOR = Topic("Tensor and sequence parallelism")
+_SIZE = "strategy.tensor_model_parallel_size"
 
 
 @TENSOR.rule("feed-forward-over-tensor-ranks", megatron_refuses=True)
@@ -17,12 +18,7 @@ def _feed_forward(facts: Facts) -> Iterator[str]:
 
     Otherwise: Megatron-Core raises an AssertionError when it builds the first layer.
     """
-    ffn, tp = facts.of_model("ffn_hidden_size"), facts.layout.tp
-    if ffn and ffn % tp:
-        yield (
-            f"model.config.ffn_hidden_size={ffn} is not a multiple of strategy.tensor_model_parallel_size={tp}. Set "
-            f"ffn_hidden_size to a multiple; nearest: {nearest(ffn, tp)}."
-        )
+    yield from indivisible("model.config.ffn_hidden_size", facts.of_model("ffn_hidden_size"), _SIZE, facts.layout.tp)
 
 
 @TENSOR.rule("sequence-over-tensor-ranks")
@@ -68,8 +64,4 @@ def _mixers(facts: Facts) -> Iterator[str]:
             f"to one of {divisors(heads)}."
         )
     for name, value in (("mamba_num_heads", heads), ("mamba_num_groups", groups)):
-        if value and value % tp:
-            yield (
-                f"model.config.{name}={value} is not a multiple of strategy.tensor_model_parallel_size={tp}. Set "
-                f"tensor_model_parallel_size to one of {divisors(value)}."
-            )
+        yield from indivisible(f"model.config.{name}", value, _SIZE, tp, keep=True)

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from nemo2.base.names import shortened
 from nemo2.config.factories import misplaced_text
 from nemo2.config.value_types import misfits
-from nemo2.config.walk import iterate_nodes, place_of
+from nemo2.config.walk import iterate_nodes, set_at
 from nemo2.preflight.checks.facts import Facts
 from nemo2.preflight.checks.rule import Topic
 from nemo2.training.run_dir.environment import holds_secret
@@ -27,8 +27,7 @@ def _types(facts: Facts) -> Iterator[str]:
     """
     for path, node in iterate_nodes(facts.recipe):
         for name, value, expected in misfits(node.__fn_or_cls__, node.__arguments__):
-            setter = place_of(node, name) if name in node.__arguments__ else ""
-            where = f" (set at {setter})" if setter else ""
+            where = set_at(node, name) if name in node.__arguments__ else ""
             shown = "'...'" if isinstance(value, str) and holds_secret(value) else shortened(repr(value))
             place = f"{path}.{name}".removeprefix(".")
             place = place.removeprefix("trainer.") if place.startswith("trainer.strategy.") else place

@@ -91,27 +91,9 @@ ROWS = (
     ),
     Row(
         "deepseek_v2_lite",
-        f"{MODEL}moe_router_group_topk=9 {MODEL}moe_router_num_groups=8",
-        "moe_router_group_topk",
-        f"{MODEL}moe_router_group_topk=8 {MODEL}moe_router_num_groups=8",
-    ),
-    Row(
-        "deepseek_v2_lite",
         f"{MODEL}moe_pad_expert_input_to_capacity=True",
         "moe_pad_expert_input_to_capacity",
         f"{MODEL}moe_pad_expert_input_to_capacity=True {MODEL}moe_expert_capacity_factor=1.0",
-    ),
-    Row(
-        "mixtral_8x7b",
-        f"{MODEL}moe_expert_capacity_factor=1.0 {BALANCING}=sinkhorn",
-        "moe_expert_capacity_factor moe_router_load_balancing_type",
-        f"{MODEL}moe_expert_capacity_factor=1.0 {BALANCING}=aux_loss",
-    ),
-    Row(
-        "deepseek_v2_lite",
-        f"{MODEL}moe_shared_expert_overlap=True {MODEL}moe_token_dispatcher_type=allgather",
-        "moe_shared_expert_overlap moe_token_dispatcher_type",
-        f"{MODEL}moe_shared_expert_overlap=True {MODEL}moe_token_dispatcher_type=alltoall",
     ),
     Row(
         "deepseek_v2_lite",
@@ -126,23 +108,11 @@ ROWS = (
         "moe_router_load_balancing_type moe_aux_loss_coeff",
         f"{BALANCING}=['aux_loss','seq_aux_loss'] {MODEL}moe_aux_loss_coeff=[0.01,0.01]",
     ),
-    Row(
-        "mixtral_8x7b",
-        f"{OVERLAP} {EP}=1",
-        "overlap_moe_expert_parallel_comm expert_model_parallel_size",
-        f"{OVERLAP} {EP}=8",
-    ),
     Row("mixtral_8x7b", f"{OVERLAP} {VP}=None", "overlap_moe_expert_parallel_comm", OVERLAP),
     Row(
         "mixtral_8x7b",
         f"{OVERLAP} {MODEL}moe_token_dispatcher_type=allgather",
         "overlap_moe_expert_parallel_comm moe_token_dispatcher_type",
-        OVERLAP,
-    ),
-    Row(
-        "mixtral_8x7b",
-        f"{OVERLAP} {FULL}uniform {MODEL}recompute_num_layers=1",
-        "overlap_moe_expert_parallel_comm recompute_granularity",
         OVERLAP,
     ),
     Row(
@@ -171,12 +141,6 @@ ROWS = (
         f"{FP8} {ENDS}=True trainer.plugins.fp8_recipe=tensorwise trainer.plugins.num_layers_at_start_in_bf16=32",
     ),
     Row(
-        "mixtral_8x7b",
-        f"{MODEL}moe_router_padding_for_fp8=True",
-        "moe_router_padding_for_fp8",
-        f"{MODEL}moe_router_padding_for_fp8=False",
-    ),
-    Row(
         "llama3_8b",
         f"{SELECTIVE}['mla_up_proj']",
         "recompute_modules recompute_granularity",
@@ -199,23 +163,11 @@ ROWS = (
     Row("llama3_8b", f"{OFFLOAD}32", "cpu_offloading_num_layers cpu_offloading", f"{OFFLOAD}31"),
     Row(
         "llama3_8b",
-        f"{OFFLOAD}4 {FULL}uniform {MODEL}recompute_num_layers=1",
-        "cpu_offloading recompute_granularity",
-        f"{OFFLOAD}4",
-    ),
-    Row(
-        "llama3_8b",
         "optim.config.exp_avg_dtype=torch.bfloat16",
         "exp_avg_dtype",
         "optim.config.exp_avg_dtype=torch.float32",
     ),
     Row("llama3_8b", f"{AWARE} optim.config.optimizer=sgd", "use_precision_aware_optimizer optimizer", AWARE),
-    Row(
-        "llama3_8b",
-        f"{AWARE} optim.config.use_distributed_optimizer=False",
-        "use_precision_aware_optimizer use_distributed_optimizer",
-        AWARE,
-    ),
     Row(
         "nemotron3_4b",
         f"{MODEL}bias_activation_fusion=True",

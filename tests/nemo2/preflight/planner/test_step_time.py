@@ -13,7 +13,7 @@ from nemo2.models.shape import ModelShape
 from nemo2.preflight.planner.constants import GUESSED, PRIORS, Share, calibrated, calibration
 from nemo2.preflight.planner.error_band import band
 from nemo2.preflight.planner.job import Job
-from nemo2.preflight.planner.links import bandwidth, dispatch_seconds, exchange_seconds
+from nemo2.preflight.planner.links import bandwidth, exchange_seconds
 from nemo2.preflight.planner.step_time import predict
 from nemo2.preflight.planner.text import band_words
 
@@ -121,14 +121,7 @@ def test_links_within_a_machine_are_faster_than_between_machines() -> None:
 def test_tokens_that_travel_once_cross_the_network_once_per_machine() -> None:
     one, across = job(), 50e9 * GUESSED.network * GUESSED.exchange
     # Eight choices among 16 ranks of two machines: all but one in 256 tokens have one on the other machine.
-    assert math.isclose(dispatch_seconds(one, 1e9, 8, 16, 1, GUESSED), 1e9 * (1 - 1 / 2**8) / across)
-    # With one choice a token has one copy, either way.
-    for ranks, stride in ((8, 1), (16, 1), (16, 8), (64, 2)):
-        alike = (
-            dispatch_seconds(one, 1e9, 1, ranks, stride, GUESSED),
-            exchange_seconds(one, 1e9, ranks, stride, GUESSED),
-        )
-        assert math.isclose(*alike)
+    assert math.isclose(exchange_seconds(one, 1e9, 16, 1, GUESSED, choices=8), 1e9 * (1 - 1 / 2**8) / across)
 
 
 def test_the_host_waits_for_the_sizes_of_experts_unless_they_are_fixed() -> None:
