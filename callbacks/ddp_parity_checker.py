@@ -46,9 +46,7 @@ class DdpParityChecker(pl.Callback):
                 "compare. Remove the callback."
             )
 
-    def on_train_batch_end(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_end(self, trainer: pl.Trainer, *_: Any, **__: Any) -> None:
         if self.interval and trainer.global_step % self.interval == 0:
             _compare(trainer)
 

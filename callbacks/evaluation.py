@@ -106,9 +106,7 @@ class EvaluationCallback(pl.Callback):
         if self.tasks:
             refuse_unknown(self.tasks, self._folder, trust_tasks=self.trust_tasks)
 
-    def on_train_batch_end(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *_: Any, **__: Any) -> None:
         done = trainer.global_step
         regular = self.every_n_steps is not None and done % self.every_n_steps == 0
         # A last step that is known as such is evaluated before a regular save of it, which then records the figures.

@@ -73,16 +73,12 @@ class FLOPsMeasurementCallback(pl.Callback):
         self._since, self._flops = None, 0.0
         self._step_flops(trainer, pl_module)  # raises for an unknown shape before the first step
 
-    def on_train_batch_start(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *_: Any, **__: Any) -> None:
         if self._since is None:
             self._since = self._now()
         self._of_step = self._step_flops(trainer, pl_module)  # after the step the sampler is at the next batch
 
-    def on_train_batch_end(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *_: Any, **__: Any) -> None:
         self._flops += self._of_step
         if self._since is None or not trainer._logger_connector.should_update_logs:
             return

@@ -42,9 +42,7 @@ class GarbageCollectionCallback(pl.Callback):
         gc.disable()
         gc.collect()
 
-    def on_train_batch_end(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_end(self, trainer: pl.Trainer, *_: Any, **__: Any) -> None:
         if trainer.global_step % self.gc_interval_train == 0:
             gc.collect(1)
 
@@ -53,13 +51,7 @@ class GarbageCollectionCallback(pl.Callback):
             gc.collect()
 
     def on_validation_batch_end(
-        self,
-        trainer: pl.Trainer,
-        pl_module: pl.LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int, *_: Any
     ) -> None:
         if self._was_enabled is not None and (batch_idx + 1) % self.gc_interval_val == 0:
             gc.collect(1)

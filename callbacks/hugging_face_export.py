@@ -85,7 +85,7 @@ class HuggingFaceExportCallback(pl.Callback):
             )
         self._seen = _newest(trainer)
 
-    def on_train_batch_end(self, trainer: pl.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_end(self, trainer: pl.Trainer, *_: Any, **__: Any) -> None:
         if trainer.is_global_zero:
             self._check_for_save(trainer)
 

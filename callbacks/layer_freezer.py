@@ -75,9 +75,7 @@ class LayerFreezer(pl.Callback):
             for inner, model_parameters in _inner_optimizers(trainer.strategy.optimizers)
         ]
 
-    def on_train_batch_start(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_start(self, trainer: pl.Trainer, *_: Any, **__: Any) -> None:
         now = {name for name, (first, last) in self._steps.items() if first <= trainer.global_step <= last}
         if now != self._frozen:
             for changed in now ^ self._frozen:

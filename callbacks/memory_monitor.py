@@ -61,9 +61,7 @@ class MemoryMonitor(pl.Callback):
                     f"MemoryMonitor.memory_keys: torch has no memory statistic {key!r}{did_you_mean(key, list(known))}"
                 )
 
-    def on_train_batch_end(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *_: Any, **__: Any) -> None:
         if not trainer._logger_connector.should_update_logs:
             return
         figures = self._figures()

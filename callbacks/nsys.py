@@ -62,9 +62,7 @@ class NsysCallback(pl.Callback):
 
             configure_nvtx_profiling(True)
 
-    def on_train_batch_start(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_start(self, trainer: pl.Trainer, *_: Any, **__: Any) -> None:
         if trainer.global_rank not in self.ranks or not _has_gpu():
             return
         if self._ranges is None and self.start_step <= trainer.global_step < self.end_step:
@@ -76,9 +74,7 @@ class NsysCallback(pl.Callback):
         if self._ranges is not None:
             torch.cuda.nvtx.range_push(f"step {trainer.global_step}")
 
-    def on_train_batch_end(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_end(self, trainer: pl.Trainer, *_: Any, **__: Any) -> None:
         if self._ranges is None:
             return
         torch.cuda.nvtx.range_pop()

@@ -82,9 +82,7 @@ class PytorchProfilerCallback(pl.Callback):
             self._folder(trainer), field=f"{_OWNER}.trace_dir"
         )  # a failure must not end the run at its first trace
 
-    def on_train_batch_start(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_start(self, trainer: pl.Trainer, *_: Any, **__: Any) -> None:
         step = trainer.global_step
         if self._profiler is None and self._kept == 0 and self.start_step <= step < self.end_step:
             self._first = step + self.warmup_steps
@@ -92,9 +90,7 @@ class PytorchProfilerCallback(pl.Callback):
         if self._profiler is not None and self._recorder is None and step >= self._first:
             self._record()
 
-    def on_train_batch_end(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_end(self, trainer: pl.Trainer, *_: Any, **__: Any) -> None:
         if self._profiler is None:
             return
         step = trainer.global_step

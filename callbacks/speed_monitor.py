@@ -46,9 +46,7 @@ class SpeedMonitor(pl.Callback):
         self._marks.clear()
         self._mark(trainer)
 
-    def on_train_batch_end(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *_: Any, **__: Any) -> None:
         self._mark(trainer)
         if not trainer._logger_connector.should_update_logs:
             return

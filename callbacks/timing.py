@@ -60,15 +60,11 @@ class TimingCallback(pl.Callback):
         self._started: tuple[float, Optional[tuple[int, int]]] | None = None
         self._flops: dict[tuple[int, int], float] = {}
 
-    def on_train_batch_start(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_start(self, trainer: pl.Trainer, *_: Any, **__: Any) -> None:
         # The batch is read here, because after the step the sampler is at the next one.
         self._started = self._now(), global_batch(trainer)
 
-    def on_train_batch_end(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *_: Any, **__: Any) -> None:
         if self._started is None:
             return
         began, shape = self._started

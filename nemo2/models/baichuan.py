@@ -42,7 +42,6 @@ class Baichuan2Config7B(
     """7.51 B parameters with the 125,696-token vocabulary."""
 
 
-@configurable
 class Baichuan2Model(GPTModel):
     """The LightningModule of Baichuan 2; see `GPTModel`."""
 

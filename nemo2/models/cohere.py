@@ -72,13 +72,11 @@ class AyaConfig8B(
     num_attention_heads=32,
     num_query_groups=8,
     ffn_hidden_size=14336,
-    rotary_base=10_000,
     seq_length=8192,
     logit_scale=0.125,
 ):
     """8.03 B parameters, the embedding counted once (tied)."""
 
 
-@configurable
 class CohereModel(GPTModel):
     """The LightningModule of Command R and Aya; see `GPTModel`."""

@@ -5,27 +5,22 @@ no positions.
 Sources: transformers' ``Cohere2Config``; config.json of CohereForAI/c4ai-command-r7b-12-2024 and c4ai-command-a-03-2025.
 """
 
-from dataclasses import dataclass
-from typing import Optional, Union
-
-from nemo2.config.capture import configurable
 from nemo2.models.cohere import CohereConfig
 from nemo2.models.gpt import GPTModel
 
 
-@configurable
-@dataclass
-class Cohere2Config(CohereConfig):
-    """Settings that both sizes share. Layers without a window have no positions either."""
-
-    num_query_groups: Optional[int] = 8
-    rotary_base: int = 50_000
-    logit_scale: float = 0.25
-    window_size: Optional[tuple[int, int]] = (4095, 0)
-    window_attn_skip_freq: Optional[Union[int, list[int]]] = 4
-    no_rope_freq: Optional[Union[int, list[int]]] = 4
+class Cohere2Config(
+    CohereConfig,
+    num_query_groups=8,
+    rotary_base=50_000,
+    logit_scale=0.25,
+    window_size=(4095, 0),
+    window_attn_skip_freq=4,
+    no_rope_freq=4,
     # Transformer Engine splits a sequence with a window over context-parallel ranks only by all-to-all.
-    cp_comm_type: Optional[Union[str, list[str]]] = "a2a"
+    cp_comm_type="a2a",
+):
+    """Settings that both sizes share. Layers without a window have no positions either."""
 
 
 class CommandR7BConfig(Cohere2Config, num_layers=32, hidden_size=4096, num_attention_heads=32, ffn_hidden_size=14336):
@@ -38,6 +33,5 @@ class CommandAConfig111B(
     """111.1 B parameters, the embedding counted once (tied)."""
 
 
-@configurable
 class Cohere2Model(GPTModel):
     """The LightningModule of Command R7B and Command A; see `GPTModel`."""

@@ -190,7 +190,6 @@ class KimiK2Config1T_A32B(
     DeepSeek V3 with half the heads and more experts, without groups. Source: config.json of moonshotai/Kimi-K2-Instruct."""
 
 
-@configurable
 class DeepSeekModel(GPTModel):
     """The LightningModule of DeepSeek; see `GPTModel`."""
 

@@ -5,25 +5,20 @@ Sources: the ERNIE 4.5 technical report, Baidu 2025; transformers' ``Ernie4_5Con
 baidu/ERNIE-4.5-0.3B-PT.
 """
 
-from dataclasses import dataclass
-from typing import Optional
-
-from nemo2.config.capture import configurable
 from nemo2.models.decoder import DecoderConfig
 from nemo2.models.gpt import GPTModel
 
 
-@configurable
-@dataclass
-class ERNIE45Config(DecoderConfig):
+class ERNIE45Config(
+    DecoderConfig,
+    seq_length=131072,
+    rotary_base=500_000,
+    rotary_interleaved=True,
+    vocab_size=103424,
+    kv_channels=128,
+    share_embeddings_and_output_weights=True,
+):
     """Settings that all dense sizes of ERNIE 4.5 share."""
-
-    seq_length: int = 131072
-    rotary_base: int = 500_000
-    rotary_interleaved: bool = True
-    vocab_size: Optional[int] = 103424
-    kv_channels: Optional[int] = 128
-    share_embeddings_and_output_weights: bool = True
 
 
 class ERNIE45Config300M(
@@ -32,6 +27,5 @@ class ERNIE45Config300M(
     """0.36 B parameters, the embedding counted once (tied)."""
 
 
-@configurable
 class ERNIE45Model(GPTModel):
     """The LightningModule of ERNIE 4.5; see `GPTModel`."""

@@ -6,26 +6,24 @@ Sources: the ERNIE 4.5 technical report, Baidu 2025; transformers' ``Ernie4_5_Mo
 baidu/ERNIE-4.5-21B-A3B-PT; config.json of ERNIE-4.5-300B-A47B-PT. The layer of multi-token prediction is not included.
 """
 
-from dataclasses import dataclass
-from typing import Any, Literal, Optional, Union
+from typing import Any
 
-from nemo2.config.capture import configurable
 from nemo2.models.decoder import GroupedExperts
 from nemo2.models.ernie45 import ERNIE45Config
 from nemo2.models.gpt import GPTModel
 from nemo2.models.layers.biased_softmax import score_by_softmax
 
 
-@configurable
-@dataclass
-class ERNIE45MoEConfig(GroupedExperts, ERNIE45Config):
+class ERNIE45MoEConfig(
+    GroupedExperts,
+    ERNIE45Config,
+    num_moe_experts=64,
+    moe_router_score_function="sigmoid",
+    moe_router_enable_expert_bias=True,
+    moe_router_dtype="fp32",
+    moe_aux_loss_coeff=1e-3,
+):
     """Settings that both sizes of ERNIE 4.5 with experts share. Scores are a softmax (`nemo2.models.layers.biased_softmax`)."""
-
-    num_moe_experts: Optional[int] = 64
-    moe_router_score_function: Literal["softmax", "sigmoid"] = "sigmoid"
-    moe_router_enable_expert_bias: bool = True
-    moe_router_dtype: Optional[Literal["fp32", "fp64"]] = "fp32"
-    moe_aux_loss_coeff: Union[float, list[float]] = 1e-3
 
     def customize_model(self, model: Any) -> None:
         super().customize_model(model)
@@ -64,6 +62,5 @@ class ERNIE45Config300B_A47B(
     """299.5 B parameters, 47 B of them used per token; no shared experts."""
 
 
-@configurable
 class ERNIE45MoEModel(GPTModel):
     """The LightningModule of ERNIE 4.5 with experts; see `GPTModel`."""

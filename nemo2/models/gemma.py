@@ -4,31 +4,27 @@
 Sources: arXiv:2403.08295, table 1; the released config.json files of google/gemma-2b and gemma-7b.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, Optional
+from typing import Any
 
 from megatron.core.transformer.utils import openai_gelu
 from torch import Tensor, nn
 
-from nemo2.config.capture import configurable
 from nemo2.models.decoder import DecoderConfig
 from nemo2.models.gpt import GPTModel
 
 
-@configurable
-@dataclass
-class GemmaConfig(DecoderConfig):
-    """Settings that all Gemma models share, with the tanh approximation of GELU that the released weights use."""
-
-    activation_func: Callable = openai_gelu
-    seq_length: int = 8192
-    kv_channels: Optional[int] = 256
-    share_embeddings_and_output_weights: bool = True
-    layernorm_zero_centered_gamma: bool = True
+class GemmaConfig(
+    DecoderConfig,
+    activation_func=openai_gelu,
+    seq_length=8192,
+    kv_channels=256,
+    share_embeddings_and_output_weights=True,
+    layernorm_zero_centered_gamma=True,
     # NeMo 2.0 leaves Megatron-Core's 1e-5.
-    layernorm_epsilon: float = 1e-6
+    layernorm_epsilon=1e-6,
+):
+    """Settings that all Gemma models share, with the tanh approximation of GELU that the released weights use."""
 
     def customize_model(self, model: Any) -> None:
         super().customize_model(model)
@@ -48,19 +44,14 @@ class GemmaConfig7B(
     """8.54 B parameters with the 256,000-token vocabulary."""
 
 
-@configurable
-@dataclass
 class CodeGemmaConfig2B(GemmaConfig2B):
     """CodeGemma 2B, arXiv:2406.11409: Gemma's shape."""
 
 
-@configurable
-@dataclass
 class CodeGemmaConfig7B(GemmaConfig7B):
     """CodeGemma 7B, arXiv:2406.11409: Gemma's shape."""
 
 
-@configurable
 class GemmaModel(GPTModel):
     """The LightningModule of Gemma; see `GPTModel`."""
 

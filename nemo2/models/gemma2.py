@@ -75,6 +75,5 @@ class Gemma2Config27B(
     """27.2 B parameters."""
 
 
-@configurable
 class Gemma2Model(GPTModel):
     """The LightningModule of Gemma 2; see `GPTModel`."""

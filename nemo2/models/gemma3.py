@@ -116,6 +116,5 @@ class Gemma3Config27B(
     """27.0 B parameters without the vision tower. Scores are scaled by hidden_size / heads, not by the channels per head."""
 
 
-@configurable
 class Gemma3Model(GPTModel):
     """The LightningModule of Gemma 3; see `GPTModel`."""

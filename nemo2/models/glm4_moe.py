@@ -5,34 +5,30 @@ Sources: arXiv:2508.06471, table 1; transformers' ``Glm4MoeConfig`` (zai-org/GLM
 GLM-4.5-Air and GLM-4.6.
 """
 
-from dataclasses import dataclass
-from typing import Literal, Optional, Union
-
-from nemo2.config.capture import configurable
 from nemo2.models.decoder import DecoderConfig, GroupedExperts
 from nemo2.models.gpt import GPTModel
 
 
-@configurable
-@dataclass
-class GLM4MoEConfig(GroupedExperts, DecoderConfig):
+class GLM4MoEConfig(
+    GroupedExperts,
+    DecoderConfig,
+    seq_length=131072,
+    rotary_base=1_000_000,
+    rotary_percent=0.5,
+    vocab_size=151552,
+    add_qkv_bias=True,
+    num_attention_heads=96,
+    num_query_groups=8,
+    kv_channels=128,
+    num_moe_experts=128,
+    moe_router_topk=8,
+    moe_router_score_function="sigmoid",
+    moe_router_enable_expert_bias=True,
+    moe_router_dtype="fp32",
+    moe_router_load_balancing_type="seq_aux_loss",
+    moe_aux_loss_coeff=1e-4,
+):
     """Settings that all sizes share: 96 heads of 128 channels for both widths, a dense layer or three before the experts."""
-
-    seq_length: int = 131072
-    rotary_base: int = 1_000_000
-    rotary_percent: float = 0.5
-    vocab_size: Optional[int] = 151552
-    add_qkv_bias: bool = True
-    num_attention_heads: int = 96
-    num_query_groups: Optional[int] = 8
-    kv_channels: Optional[int] = 128
-    num_moe_experts: Optional[int] = 128
-    moe_router_topk: int = 8
-    moe_router_score_function: Literal["softmax", "sigmoid"] = "sigmoid"
-    moe_router_enable_expert_bias: bool = True
-    moe_router_dtype: Optional[Literal["fp32", "fp64"]] = "fp32"
-    moe_router_load_balancing_type: Union[str, list[str]] = "seq_aux_loss"
-    moe_aux_loss_coeff: Union[float, list[float]] = 1e-4
 
 
 class GLM45AirConfig106B_A12B(
@@ -67,6 +63,5 @@ class GLM46Config355B_A32B(GLM45Config355B_A32B, seq_length=202752):
     """GLM-4.6: GLM-4.5's shape; 202,752 tokens of context."""
 
 
-@configurable
 class GLM4MoEModel(GPTModel):
     """The LightningModule of GLM-4.5 and 4.6; see `GPTModel`."""

@@ -135,8 +135,8 @@ class GPTConfig(TransformerConfig):
     """Userbuffer settings of tensor-parallel overlap, set by MegatronCommOverlapCallback."""
 
     def __init_subclass__(cls, **sizes: Any) -> None:
-        """A size of a family is a row: ``class Qwen3Config8B(Qwen3Config, num_layers=36, hidden_size=4096, ...)`` is the
-        dataclass with these defaults.
+        """A family and its sizes are rows: ``class Qwen3Config8B(Qwen3Config, num_layers=36, hidden_size=4096, ...)`` is the
+        dataclass with these defaults. Only a family with fields of its own is written as a dataclass.
 
         Raises:
             UnknownNameError: the family has no such field.
@@ -144,14 +144,16 @@ class GPTConfig(TransformerConfig):
         super().__init_subclass__()
         if not sizes:
             return
-        fields = cls.__dataclass_fields__
+        fields: dict[str, Any] = {}
+        for base in reversed(cls.__mro__):
+            fields |= getattr(base, "__dataclass_fields__", {})
         for name, value in sizes.items():
             if name not in fields:
                 raise unknown_name(cls, name)
             cls.__annotations__[name] = fields[name].type
             setattr(cls, name, field(default_factory=partial(list, value)) if isinstance(value, list) else value)
         # The family's own name the same fields: making them anew takes a third of the time that importing a family takes.
-        of_family = cls.__annotations__.keys() <= fields.keys()
+        of_family = len(cls.__bases__) == 1 and cls.__annotations__.keys() <= fields.keys()
         dataclass(cls, repr=not of_family, eq=not of_family)
 
     def __post_init__(self) -> None:
@@ -338,12 +340,7 @@ class GPTConfig(TransformerConfig):
         return with_weighted_routers(spec)
 
 
-def _of_the_data(data: Any) -> Any:
-    """The data module's sequence length, if it has one."""
-    return data.seq_length if hasattr(data, "seq_length") else NOT_HERE
-
-
-register_elsewhere("nemo2.models.gpt:GPTConfig", "data", seq_length=_of_the_data)
+register_elsewhere("nemo2.models.gpt:GPTConfig", "data", seq_length=lambda data: getattr(data, "seq_length", NOT_HERE))
 _MASTER_WEIGHTS = (
     "the precision keeps parameters in 16 bits and the optimizer's in fp32: set trainer.plugins=bf16_mixed(), or "
     "precision='bf16-mixed' of nl.MegatronMixedPrecision."
@@ -408,7 +405,9 @@ class GPTModel(FNMixin, pl.LightningModule):
             ConfigError: the strategy has not created Megatron-Core's process groups.
         """
         if not parallel_state.model_parallel_is_initialized():
-            raise ConfigError(without_groups(type(self).__name__, _strategy_of(self)))
+            trainer = self._trainer
+            place = "this process" if trainer is None else f"trainer.strategy={type(trainer.strategy).__name__}"
+            raise ConfigError(without_groups(type(self).__name__, place))
         if not hasattr(self, "module"):
             self.module = self.build_chunk(None)
 
@@ -529,11 +528,6 @@ def without_groups(model: str, strategy: str) -> str:
         "them. Use strategy=MegatronStrategy(), which replicates the model like DDP if no parallel size is set, or "
         "FSDP2Strategy() or FSDPStrategy() for torch's sharding."
     )
-
-
-def _strategy_of(model: pl.LightningModule) -> str:
-    trainer = model._trainer
-    return "this process" if trainer is None else f"trainer.strategy={type(trainer.strategy).__name__}"
 
 
 def _default_optimizer() -> Any:

@@ -4,26 +4,21 @@
 Sources: arXiv:2005.14165, table 2.1 (126M, 175B); NeMo's ``launcher`` configurations for the rest.
 """
 
-from dataclasses import dataclass
-from typing import Optional
-
-from nemo2.config.capture import configurable
 from nemo2.models.gpt import GPTConfig
 
 
-@configurable
-@dataclass
-class GPTConfig126M(GPTConfig):
+class GPTConfig126M(
+    GPTConfig,
+    seq_length=2048,
+    num_layers=12,
+    hidden_size=768,
+    ffn_hidden_size=3072,
+    num_attention_heads=12,
+    bias_activation_fusion=True,
+    bias_dropout_fusion=True,
+    use_transformer_engine_full_layer_spec=True,
+):
     """0.13 B parameters with a vocabulary of 51,200."""
-
-    seq_length: int = 2048
-    num_layers: int = 12
-    hidden_size: int = 768
-    ffn_hidden_size: Optional[int] = 3072
-    num_attention_heads: int = 12
-    bias_activation_fusion: bool = True
-    bias_dropout_fusion: bool = True
-    use_transformer_engine_full_layer_spec: bool = True
 
 
 class GPTConfig5B(GPTConfig126M, num_layers=24, hidden_size=4096, ffn_hidden_size=16384, num_attention_heads=32):

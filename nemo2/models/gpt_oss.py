@@ -64,6 +64,5 @@ class GPTOSSConfig120B(GPTOSSConfig, num_layers=36, num_moe_experts=128):
     """116.8 B parameters, 5.1 B of them used per token."""
 
 
-@configurable
 class GPTOSSModel(GPTModel):
     """The LightningModule of GPT-OSS; see `GPTModel`."""

@@ -73,6 +73,5 @@ class Granite3Config8B(
     """8.17 B parameters, the embedding counted once (tied)."""
 
 
-@configurable
 class GraniteModel(GPTModel):
     """The LightningModule of Granite; see `GPTModel`."""

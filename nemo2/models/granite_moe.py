@@ -5,29 +5,25 @@ Sources: transformers' ``GraniteMoeConfig`` and ``GraniteMoeSharedConfig``; the 
 ibm-granite/granite-3.0-1b-a400m-base and granite-3.0-3b-a800m-base.
 """
 
-from dataclasses import dataclass
-from typing import Optional, Union
-
 from nemo2.base.errors import ConfigError
-from nemo2.config.capture import configurable
 from nemo2.models.decoder import GroupedExperts
 from nemo2.models.gpt import GPTModel
 from nemo2.models.granite import GraniteConfig
 
 
-@configurable
-@dataclass
-class GraniteMoEConfig(GroupedExperts, GraniteConfig):
+class GraniteMoEConfig(
+    GroupedExperts,
+    GraniteConfig,
+    seq_length=4096,
+    rotary_base=10_000,
+    layernorm_epsilon=1e-6,
+    logits_scaling=6.0,
+    ffn_hidden_size=512,
+    num_moe_experts=32,
+    moe_router_topk=8,
+    moe_aux_loss_coeff=1e-3,
+):
     """Settings that all sizes of Granite 3 with experts share."""
-
-    seq_length: int = 4096
-    rotary_base: int = 10_000
-    layernorm_epsilon: float = 1e-6
-    logits_scaling: float = 6.0
-    ffn_hidden_size: Optional[int] = 512
-    num_moe_experts: Optional[int] = 32
-    moe_router_topk: int = 8
-    moe_aux_loss_coeff: Union[float, list[float]] = 1e-3
 
     def __post_init__(self) -> None:
         if self.moe_router_topk_scaling_factor not in (None, self.residual_multiplier):
@@ -50,12 +46,9 @@ class Granite3Config3B_A800M(
     """3.30 B parameters, 0.8 B of them used per token; the embedding counted once (tied)."""
 
 
-@configurable
-@dataclass
 class GraniteMoESharedConfig(GraniteMoEConfig):
     """Granite with experts, and with a shared expert of ``moe_shared_expert_intermediate_size`` in every layer."""
 
 
-@configurable
 class GraniteMoEModel(GPTModel):
     """The LightningModule of Granite with experts; see `GPTModel`."""

@@ -5,17 +5,16 @@ is raised once, whatever the sequence's length.
 Sources: transformers' ``HunYuanDenseV1Config``; config.json of tencent/Hunyuan-0.5B-Pretrain, 1.8B, 4B and 7B.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Optional
 
 from megatron.core.transformer import ModuleSpec
 
-from nemo2.config.capture import configurable
 from nemo2.models.decoder import DecoderConfig
 from nemo2.models.gpt import GPTModel
 from nemo2.models.layers.norm import NormAfterRotation, normalize_after_rotation
 from nemo2.models.layers.spec import changed_layer_spec
-from nemo2.models.rotary import RaisedBase, Stretching
+from nemo2.models.rotary import RaisedBase
 
 
 def hunyuan_layer_spec(config: Any, vp_stage: Optional[int] = None) -> ModuleSpec:
@@ -28,20 +27,17 @@ def hunyuan_layer_spec(config: Any, vp_stage: Optional[int] = None) -> ModuleSpe
     return changed_layer_spec(config, normalize_later, vp_stage=vp_stage)
 
 
-@configurable
-@dataclass
-class HunyuanConfig(DecoderConfig):
+class HunyuanConfig(
+    DecoderConfig,
+    seq_length=262144,
+    kv_channels=128,
+    qk_layernorm=True,
+    rope_stretching=field(default_factory=lambda: RaisedBase(original_length=262144, factor=1000.0)),
+    vocab_size=120818,
+    share_embeddings_and_output_weights=True,
+    transformer_layer_spec=hunyuan_layer_spec,
+):
     """Settings that all dense sizes of Hunyuan share."""
-
-    seq_length: int = 262144
-    kv_channels: Optional[int] = 128
-    qk_layernorm: bool = True
-    rope_stretching: Optional[Stretching] = field(
-        default_factory=lambda: RaisedBase(original_length=262144, factor=1000.0)
-    )
-    vocab_size: Optional[int] = 120818
-    share_embeddings_and_output_weights: bool = True
-    transformer_layer_spec: Any = hunyuan_layer_spec
 
     def customize_model(self, model: Any) -> None:
         super().customize_model(model)
@@ -79,6 +75,5 @@ class HunyuanConfig7B(
     """7.50 B parameters, the embedding counted once (tied)."""
 
 
-@configurable
 class HunyuanModel(GPTModel):
     """The LightningModule of Hunyuan; see `GPTModel`."""

@@ -42,6 +42,5 @@ class HunyuanConfig80B_A13B(
     """80.4 B parameters, 13 B of them used per token; the embedding counted once (tied)."""
 
 
-@configurable
 class HunyuanMoEModel(GPTModel):
     """The LightningModule of Hunyuan with experts; see `GPTModel`."""

@@ -5,7 +5,7 @@ Sizes follow the papers and the model cards named beside them. Initialization an
 """
 
 from dataclasses import dataclass
-from typing import Any, Optional
+from typing import Any
 
 from nemo2.config.capture import configurable
 from nemo2.models.decoder import DecoderConfig
@@ -13,16 +13,15 @@ from nemo2.models.gpt import GPTModel
 from nemo2.models.rotary import scale_positions
 
 
-@configurable
-@dataclass
-class LlamaConfig(DecoderConfig):
+class LlamaConfig(
+    DecoderConfig,
+    seq_length=4096,
+    bias_activation_fusion=True,
+    persist_layer_norm=True,
+    bias_dropout_fusion=True,
+    apply_rope_fusion=True,
+):
     """Settings that all Llama models share."""
-
-    seq_length: int = 4096
-    bias_activation_fusion: bool = True
-    persist_layer_norm: bool = True
-    bias_dropout_fusion: bool = True
-    apply_rope_fusion: bool = True
 
 
 # Llama 2: arXiv:2307.09288, table 1 and appendix A.2.1; widths from the released params.json files.
@@ -65,15 +64,8 @@ class CodeLlamaConfig70B(Llama2Config70B, rotary_base=1_000_000, seq_length=1638
 
 
 # Llama 3 and 3.1: arXiv:2407.21783, table 3; vocabulary 128,256; rotary base 500,000.
-@configurable
-@dataclass
-class Llama3Config(LlamaConfig):
+class Llama3Config(LlamaConfig, seq_length=8192, rotary_base=500_000, num_query_groups=8, init_method_std=0.01):
     """Settings that all sizes of Llama 3 share: eight key-value groups, the rotary base, the training length."""
-
-    seq_length: int = 8192
-    rotary_base: int = 500_000
-    num_query_groups: Optional[int] = 8
-    init_method_std: float = 0.01
 
 
 class Llama3Config8B(Llama3Config, num_layers=32, hidden_size=4096, ffn_hidden_size=14336, num_attention_heads=32):
@@ -142,6 +134,5 @@ class Llama32Config3B(Llama32Config1B, num_layers=28, hidden_size=3072, num_atte
     """3.21 B parameters with the 128,256-token vocabulary, counted once (tied)."""
 
 
-@configurable
 class LlamaModel(GPTModel):
     """The LightningModule of Llama; see `GPTModel`."""

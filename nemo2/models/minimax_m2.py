@@ -5,33 +5,29 @@ Source: transformers' ``MiniMaxM2Config``, whose defaults are config.json of Min
 ``rotary_dim`` of 64.
 """
 
-from dataclasses import dataclass
-from typing import Literal, Optional, Union
-
-from nemo2.config.capture import configurable
 from nemo2.models.decoder import DecoderConfig, GroupedExperts
 from nemo2.models.gpt import GPTModel
 
 
-@configurable
-@dataclass
-class MiniMaxM2Config(GroupedExperts, DecoderConfig):
+class MiniMaxM2Config(
+    GroupedExperts,
+    DecoderConfig,
+    seq_length=196608,
+    rotary_base=5_000_000,
+    rotary_percent=0.5,
+    vocab_size=200064,
+    layernorm_epsilon=1e-6,
+    qk_layernorm=True,
+    qk_layernorm_over_heads=True,
+    kv_channels=128,
+    num_moe_experts=256,
+    moe_router_topk=8,
+    moe_router_score_function="sigmoid",
+    moe_router_enable_expert_bias=True,
+    moe_router_dtype="fp32",
+    moe_aux_loss_coeff=1e-3,
+):
     """Settings that all sizes of MiniMax M2 share."""
-
-    seq_length: int = 196608
-    rotary_base: int = 5_000_000
-    rotary_percent: float = 0.5
-    vocab_size: Optional[int] = 200064
-    layernorm_epsilon: float = 1e-6
-    qk_layernorm: bool = True
-    qk_layernorm_over_heads: bool = True
-    kv_channels: Optional[int] = 128
-    num_moe_experts: Optional[int] = 256
-    moe_router_topk: int = 8
-    moe_router_score_function: Literal["softmax", "sigmoid"] = "sigmoid"
-    moe_router_enable_expert_bias: bool = True
-    moe_router_dtype: Optional[Literal["fp32", "fp64"]] = "fp32"
-    moe_aux_loss_coeff: Union[float, list[float]] = 1e-3
 
 
 class MiniMaxM2Config230B_A10B(
@@ -40,6 +36,5 @@ class MiniMaxM2Config230B_A10B(
     """228.7 B parameters, 10 B of them used per token."""
 
 
-@configurable
 class MiniMaxM2Model(GPTModel):
     """The LightningModule of MiniMax M2; see `GPTModel`."""

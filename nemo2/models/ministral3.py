@@ -62,6 +62,5 @@ class Ministral3Config14B(
     """13.5 B parameters without the vision tower."""
 
 
-@configurable
 class Ministral3Model(GPTModel):
     """The LightningModule of Ministral 3; see `GPTModel`."""

@@ -5,28 +5,23 @@ Sources: arXiv:2310.06825, table 1; the released config.json files of mistralai/
 Mistral-Nemo-Base-2407 and Mistral-Large-Instruct-2407.
 """
 
-from dataclasses import dataclass
-from typing import Optional, Union
-
-from nemo2.config.capture import configurable
 from nemo2.models.decoder import DecoderConfig
 from nemo2.models.gpt import GPTModel
 
 
-@configurable
-@dataclass
-class MistralConfig7B(DecoderConfig):
-    """7.24 B parameters with the 32,000-token vocabulary; a token attends to itself and the 4,095 before it."""
-
-    num_layers: int = 32
-    hidden_size: int = 4096
-    num_attention_heads: int = 32
-    num_query_groups: Optional[int] = 8
-    ffn_hidden_size: Optional[int] = 14336
-    seq_length: int = 32768
-    window_size: Optional[tuple[int, int]] = (4095, 0)
+class MistralConfig7B(
+    DecoderConfig,
+    num_layers=32,
+    hidden_size=4096,
+    num_attention_heads=32,
+    num_query_groups=8,
+    ffn_hidden_size=14336,
+    seq_length=32768,
+    window_size=(4095, 0),
     # Transformer Engine splits a sequence with a window over context-parallel ranks only by all-to-all.
-    cp_comm_type: Optional[Union[str, list[str]]] = "a2a"
+    cp_comm_type="a2a",
+):
+    """7.24 B parameters with the 32,000-token vocabulary; a token attends to itself and the 4,095 before it."""
 
 
 class MistralNeMoConfig12B(
@@ -48,7 +43,6 @@ class MistralNeMoConfig123B(
     """122.6 B parameters with the 32,768-token vocabulary (Mistral Large 2)."""
 
 
-@configurable
 class MistralModel(GPTModel):
     """The LightningModule of Mistral; see `GPTModel`."""
 

@@ -39,8 +39,6 @@ class MixtralConfig8x3B(MixtralConfig, hidden_size=2560, ffn_hidden_size=8960):
     """18.3 B parameters with the 32,000-token vocabulary. NVIDIA's size for benchmarks; no weights exist."""
 
 
-@configurable
-@dataclass
 class MixtralConfig8x7B(MixtralConfig):
     """46.7 B parameters with the 32,000-token vocabulary, 12.9 B of them used per token."""
 
@@ -49,7 +47,6 @@ class MixtralConfig8x22B(MixtralConfig, num_layers=56, hidden_size=6144, num_att
     """140.6 B parameters with the 32,000-token vocabulary, 39 B of them used per token."""
 
 
-@configurable
 class MixtralModel(GPTModel):
     """The LightningModule of Mixtral; see `GPTModel`."""
 

@@ -5,43 +5,35 @@ Sources: arXiv:2402.16819, table 1 (15B); arXiv:2406.11704, table 1 (340B); arXi
 NeMo 2.0 for 22B and for initialisation.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Literal, Optional
-
 from megatron.core.activations import squared_relu
 
-from nemo2.config.capture import configurable
 from nemo2.models.gpt import GPTConfig, GPTModel
 
 
-@configurable
-@dataclass
-class NemotronConfig(GPTConfig):
+class NemotronConfig(
+    GPTConfig,
+    layernorm_zero_centered_gamma=True,
+    activation_func=squared_relu,
+    position_embedding_type="rope",
+    rotary_percent=0.5,
+    share_embeddings_and_output_weights=False,
+    add_bias_linear=False,
+    hidden_dropout=0.0,
+    attention_dropout=0.0,
+    persist_layer_norm=True,
+    apply_rope_fusion=True,
+    num_layers=32,
+    seq_length=4096,
+    hidden_size=3072,
+    ffn_hidden_size=9216,
+    num_attention_heads=24,
+    num_query_groups=8,
+    kv_channels=128,
+    init_method_std=0.0134,
+):
     """Settings that all Nemotron models share; the default sizes are those of 4B."""
 
-    layernorm_zero_centered_gamma: bool = True
-    activation_func: Callable = squared_relu
-    position_embedding_type: Literal["learned_absolute", "rope", "none"] = "rope"
-    rotary_percent: float = 0.5
-    share_embeddings_and_output_weights: bool = False
-    add_bias_linear: bool = False
-    hidden_dropout: float = 0.0
-    attention_dropout: float = 0.0
-    persist_layer_norm: bool = True
-    apply_rope_fusion: bool = True
-    num_layers: int = 32
-    seq_length: int = 4096
-    hidden_size: int = 3072
-    ffn_hidden_size: Optional[int] = 9216
-    num_attention_heads: int = 24
-    num_query_groups: Optional[int] = 8
-    kv_channels: Optional[int] = 128
-    init_method_std: float = 0.0134
 
-
-@configurable
-@dataclass
 class Nemotron3Config4B(NemotronConfig):
     """4.19 B parameters with the 256,000-token vocabulary (Minitron 4B)."""
 
@@ -89,7 +81,6 @@ class Nemotron4Config340B(
     """341 B parameters with the 256,000-token vocabulary."""
 
 
-@configurable
 class NemotronModel(GPTModel):
     """The LightningModule of Nemotron; see `GPTModel`."""
 

@@ -5,27 +5,22 @@ Sources: arXiv:2501.00656, table 1 and section 3; config.json of allenai/OLMo-2-
 ``config.py``) and 0325-32B.
 """
 
-from dataclasses import dataclass
-from typing import Optional
-
-from nemo2.config.capture import configurable
 from nemo2.models.decoder import DecoderConfig
 from nemo2.models.gpt import GPTModel
 
 
-@configurable
-@dataclass
-class OLMo2Config(DecoderConfig):
+class OLMo2Config(
+    DecoderConfig,
+    seq_length=4096,
+    layernorm_epsilon=1e-6,
+    rotary_base=500_000,
+    vocab_size=100352,
+    pre_sublayer_layernorm=False,
+    post_sublayer_layernorm=True,
+    qk_layernorm=True,
+    qk_layernorm_over_heads=True,
+):
     """Settings that all sizes of OLMo 2 share."""
-
-    seq_length: int = 4096
-    layernorm_epsilon: float = 1e-6
-    rotary_base: int = 500_000
-    vocab_size: Optional[int] = 100352
-    pre_sublayer_layernorm: bool = False
-    post_sublayer_layernorm: bool = True
-    qk_layernorm: bool = True
-    qk_layernorm_over_heads: bool = True
 
 
 class OLMo2Config7B(OLMo2Config, num_layers=32, hidden_size=4096, num_attention_heads=32, ffn_hidden_size=11008):
@@ -42,6 +37,5 @@ class OLMo2Config32B(
     """32.2 B parameters; eight key-value heads."""
 
 
-@configurable
 class OLMo2Model(GPTModel):
     """The LightningModule of OLMo 2; see `GPTModel`."""

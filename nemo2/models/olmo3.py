@@ -4,33 +4,31 @@
 Sources: arXiv:2512.13961; config.json of allenai/Olmo-3-1025-7B and Olmo-3-1125-32B.
 """
 
-from dataclasses import dataclass, field
-from typing import Any, Optional, Union
+from dataclasses import field
+from typing import Any
 
-from nemo2.config.capture import configurable
 from nemo2.models.gpt import GPTModel
 from nemo2.models.layers.local_rotary import LocalAndGlobalRotary, is_local, local_rotary_layer_spec
 from nemo2.models.layers.queries import scale_queries
 from nemo2.models.olmo2 import OLMo2Config
-from nemo2.models.rotary import Stretching, Yarn, rotary_embedding
+from nemo2.models.rotary import Yarn, rotary_embedding
 
 
-@configurable
-@dataclass
-class OLMo3Config(OLMo2Config):
-    """Settings that both sizes of OLMo 3 share."""
-
-    seq_length: int = 65536
-    vocab_size: Optional[int] = 100278
-    window_size: Optional[tuple[int, int]] = (4095, 0)
-    window_attn_skip_freq: Optional[Union[int, list[int]]] = 4
+class OLMo3Config(
+    OLMo2Config,
+    seq_length=65536,
+    vocab_size=100278,
+    window_size=(4095, 0),
+    window_attn_skip_freq=4,
     # Transformer Engine splits a sequence with a window over context-parallel ranks only by all-to-all.
-    cp_comm_type: Optional[Union[str, list[str]]] = "a2a"
-    rope_stretching: Optional[Stretching] = field(
+    cp_comm_type="a2a",
+    # In layers without a window only.
+    rope_stretching=field(
         default_factory=lambda: Yarn(original_length=8192, factor=8.0, attention_factor=1.2079441541679836)
-    )
-    """As in `DecoderConfig`, in layers without a window only."""
-    transformer_layer_spec: Any = local_rotary_layer_spec
+    ),
+    transformer_layer_spec=local_rotary_layer_spec,
+):
+    """Settings that both sizes of OLMo 3 share."""
 
     @property
     def yarn_mscale(self) -> float:
@@ -57,6 +55,5 @@ class OLMo3Config32B(
     """32.2 B parameters; eight key-value heads."""
 
 
-@configurable
 class OLMo3Model(GPTModel):
     """The LightningModule of OLMo 3; see `GPTModel`."""

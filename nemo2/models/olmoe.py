@@ -4,34 +4,29 @@
 Sources: arXiv:2409.02060, table 10; transformers' ``OlmoeConfig``, whose defaults are config.json of allenai/OLMoE-1B-7B-0924.
 """
 
-from dataclasses import dataclass
-from typing import Optional, Union
-
-from nemo2.config.capture import configurable
 from nemo2.models.decoder import DecoderConfig, GroupedExperts
 from nemo2.models.gpt import GPTModel
 
 
-@configurable
-@dataclass
-class OLMoEConfig(GroupedExperts, DecoderConfig):
+class OLMoEConfig(
+    GroupedExperts,
+    DecoderConfig,
+    seq_length=4096,
+    vocab_size=50304,
+    qk_layernorm=True,
+    qk_layernorm_over_heads=True,
+    num_moe_experts=64,
+    moe_router_topk=8,
+    moe_router_pre_softmax=True,
+    moe_aux_loss_coeff=1e-2,
+    moe_z_loss_coeff=1e-3,
+):
     """Settings that all sizes of OLMoE share. The weights of a token's experts aren't divided by their sum."""
-
-    seq_length: int = 4096
-    vocab_size: Optional[int] = 50304
-    qk_layernorm: bool = True
-    qk_layernorm_over_heads: bool = True
-    num_moe_experts: Optional[int] = 64
-    moe_router_topk: int = 8
-    moe_router_pre_softmax: bool = True
-    moe_aux_loss_coeff: Union[float, list[float]] = 1e-2
-    moe_z_loss_coeff: Optional[float] = 1e-3
 
 
 class OLMoEConfig7B_A1B(OLMoEConfig, num_layers=16, hidden_size=2048, num_attention_heads=16, ffn_hidden_size=1024):
     """6.92 B parameters, 1.3 B of them used per token."""
 
 
-@configurable
 class OLMoEModel(GPTModel):
     """The LightningModule of OLMoE; see `GPTModel`."""

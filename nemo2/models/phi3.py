@@ -6,39 +6,32 @@ Microsoft's own code applies it under flash attention only, transformers' class 
 the model is the same up to 2,047 tokens, and another one beyond.
 """
 
-from dataclasses import dataclass, field
-from typing import Optional, Union
+from dataclasses import field
+from typing import Optional
 
-from nemo2.config.capture import configurable
 from nemo2.models.decoder import DecoderConfig
 from nemo2.models.gpt import GPTModel
 from nemo2.models.rotary import LongRope, Stretching
 
 
-@configurable
-@dataclass
-class Phi3Config(DecoderConfig):
+class Phi3Config(DecoderConfig, seq_length=4096):
     """Settings that all Phi-3 models share."""
 
-    seq_length: int = 4096
 
-
-@configurable
-@dataclass
-class Phi3ConfigMini(Phi3Config):
-    """3.82 B parameters with the 32,064-token vocabulary."""
-
-    num_layers: int = 32
-    hidden_size: int = 3072
-    ffn_hidden_size: Optional[int] = 8192
-    num_attention_heads: int = 32
-    num_query_groups: Optional[int] = 32
-    rotary_base: int = 10_000
-    vocab_size: Optional[int] = 32064
+class Phi3ConfigMini(
+    Phi3Config,
+    num_layers=32,
+    hidden_size=3072,
+    ffn_hidden_size=8192,
+    num_attention_heads=32,
+    num_query_groups=32,
+    vocab_size=32064,
     # A token and the 2,046 before it; NeMo 2.0 has no window.
-    window_size: Optional[tuple[int, int]] = (2046, 0)
+    window_size=(2046, 0),
     # Transformer Engine splits a sequence with a window over context-parallel ranks only by all-to-all.
-    cp_comm_type: Optional[Union[str, list[str]]] = "a2a"
+    cp_comm_type="a2a",
+):
+    """3.82 B parameters with the 32,064-token vocabulary."""
 
 
 class Phi4Config14B(
@@ -86,6 +79,5 @@ class Phi4MiniConfig3P8B(
     )
 
 
-@configurable
 class Phi3Model(GPTModel):
     """The LightningModule of Phi-3; see `GPTModel`."""

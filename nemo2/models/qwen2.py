@@ -5,24 +5,14 @@ Sources: arXiv:2407.10671, table 1, and arXiv:2412.15115, table 1; vocabularies,
 config.json files of Qwen/Qwen2-* and Qwen/Qwen2.5-*.
 """
 
-from dataclasses import dataclass
-from typing import Optional
-
-from nemo2.config.capture import configurable
 from nemo2.models.decoder import DecoderConfig
 from nemo2.models.gpt import GPTModel
 
 
-@configurable
-@dataclass
-class Qwen2Config(DecoderConfig):
+class Qwen2Config(
+    DecoderConfig, add_qkv_bias=True, seq_length=4096, vocab_size=151936, layernorm_epsilon=1e-6, rotary_base=1_000_000
+):
     """Settings that all sizes of Qwen 2 share."""
-
-    add_qkv_bias: bool = True
-    seq_length: int = 4096
-    vocab_size: Optional[int] = 151936
-    layernorm_epsilon: float = 1e-6
-    rotary_base: int = 1_000_000
 
 
 # NeMo 2.0 unties it, which makes 0.63 B parameters of a released 0.49 B.
@@ -106,6 +96,5 @@ class Qwen25Config72B(Qwen2Config72B, seq_length=131072):
     """72.7 B parameters; 131,072 tokens of context."""
 
 
-@configurable
 class Qwen2Model(GPTModel):
     """The LightningModule of Qwen 2 and 2.5; see `GPTModel`."""

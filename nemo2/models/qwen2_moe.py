@@ -5,27 +5,23 @@ Sources: transformers' ``Qwen2MoeConfig``, whose defaults are config.json of Qwe
 (57B-A14B).
 """
 
-from dataclasses import dataclass
-from typing import Optional, Union
-
-from nemo2.config.capture import configurable
 from nemo2.models.decoder import GroupedExperts
 from nemo2.models.gpt import GPTModel
 from nemo2.models.qwen2 import Qwen2Config
 
 
-@configurable
-@dataclass
-class Qwen2MoEConfig(GroupedExperts, Qwen2Config):
+class Qwen2MoEConfig(
+    GroupedExperts,
+    Qwen2Config,
+    moe_aux_loss_coeff=1e-3,
+    moe_router_pre_softmax=True,
+    moe_shared_expert_gate=True,
+    num_moe_experts=60,
+    moe_router_topk=4,
+    moe_ffn_hidden_size=1408,
+    moe_shared_expert_intermediate_size=5632,
+):
     """Settings that both sizes share. The weights of a token's experts aren't divided by their sum."""
-
-    moe_aux_loss_coeff: Union[float, list[float]] = 1e-3
-    moe_router_pre_softmax: bool = True
-    moe_shared_expert_gate: bool = True
-    num_moe_experts: Optional[int] = 60
-    moe_router_topk: int = 4
-    moe_ffn_hidden_size: Optional[int] = 1408
-    moe_shared_expert_intermediate_size: Optional[int] = 5632
 
 
 class Qwen15MoEConfigA2P7B(
@@ -49,6 +45,5 @@ class Qwen2Config57B_A14B(
     """57.4 B parameters, 14 B of them used per token."""
 
 
-@configurable
 class Qwen2MoEModel(GPTModel):
     """The LightningModule of Qwen 1.5 and 2 with experts; see `GPTModel`."""

@@ -5,7 +5,7 @@ Sources: arXiv:2505.09388, tables 1 and 2; the released config.json files of Qwe
 """
 
 from dataclasses import dataclass
-from typing import Optional, Union
+from typing import Optional
 
 from nemo2.config.capture import configurable
 from nemo2.models.decoder import GroupedExperts
@@ -27,14 +27,8 @@ class Qwen3Config(Qwen2Config):
     """The longest sequence in the config.json of exported weights. Training does not read it."""
 
 
-@configurable
-@dataclass
-class Qwen3MoEConfig(GroupedExperts, Qwen3Config):
+class Qwen3MoEConfig(GroupedExperts, Qwen3Config, num_moe_experts=128, moe_aux_loss_coeff=1e-3, moe_router_topk=8):
     """Settings that the sizes with experts share: 128 experts in every layer, eight per token."""
-
-    num_moe_experts: Optional[int] = 128
-    moe_aux_loss_coeff: Union[float, list[float]] = 1e-3
-    moe_router_topk: int = 8
 
 
 class Qwen3Config600M(
@@ -92,6 +86,5 @@ class Qwen3Config235B_A22B(
     """235.1 B parameters, 22 B of them used per token."""
 
 
-@configurable
 class Qwen3Model(GPTModel):
     """The LightningModule of Qwen 3; see `GPTModel`."""

@@ -7,19 +7,35 @@ config.json of Qwen/Qwen3-Next-80B-A3B-Instruct, Qwen/Qwen3.5-9B and Qwen/Qwen3.
 prediction and their vision towers are not included.
 """
 
-from dataclasses import dataclass
-from typing import ClassVar, Literal, Optional, Union
+from typing import ClassVar
 
-from nemo2.config.capture import configurable
 from nemo2.models.decoder import GroupedExperts
 from nemo2.models.gpt import GPTModel
 from nemo2.models.qwen2 import Qwen2Config
 from nemo2.models.walker import linear_attention_layers
 
 
-@configurable
-@dataclass
-class Qwen35Config(Qwen2Config):
+class Qwen35Config(
+    Qwen2Config,
+    seq_length=262144,
+    rotary_base=10_000_000,
+    rotary_percent=0.25,
+    add_qkv_bias=False,
+    qk_layernorm=True,
+    layernorm_zero_centered_gamma=True,
+    vocab_size=248320,
+    num_attention_heads=16,
+    num_query_groups=4,
+    kv_channels=256,
+    attention_output_gate=True,
+    experimental_attention_variant="gated_delta_net",
+    linear_attention_freq=4,
+    linear_conv_kernel_dim=4,
+    linear_key_head_dim=128,
+    linear_value_head_dim=128,
+    linear_num_key_heads=16,
+    linear_num_value_heads=32,
+):
     """Settings that the dense sizes of Qwen 3.5 share."""
 
     deciding_fields: ClassVar[tuple[str, ...]] = (
@@ -27,52 +43,27 @@ class Qwen35Config(Qwen2Config):
         "linear_num_key_heads", "linear_num_value_heads",
     )  # fmt: skip
 
-    seq_length: int = 262144
-    rotary_base: int = 10_000_000
-    rotary_percent: float = 0.25
-    add_qkv_bias: bool = False
-    qk_layernorm: bool = True
-    layernorm_zero_centered_gamma: bool = True
-    vocab_size: Optional[int] = 248320
-    num_attention_heads: int = 16
-    num_query_groups: Optional[int] = 4
-    kv_channels: Optional[int] = 256
-    attention_output_gate: bool = True
-    experimental_attention_variant: Optional[Literal["gated_delta_net", "dsa"]] = "gated_delta_net"
-    linear_attention_freq: Optional[Union[int, list[int]]] = 4
-    linear_conv_kernel_dim: Optional[int] = 4
-    linear_key_head_dim: Optional[int] = 128
-    linear_value_head_dim: Optional[int] = 128
-    linear_num_key_heads: Optional[int] = 16
-    linear_num_value_heads: Optional[int] = 32
-
     @property
     def layers_with_linear_attention(self) -> list[bool]:
         return linear_attention_layers(self)
 
 
-@configurable
-@dataclass
-class Qwen35MoEConfig(GroupedExperts, Qwen35Config):
+class Qwen35MoEConfig(
+    GroupedExperts,
+    Qwen35Config,
+    num_query_groups=2,
+    num_moe_experts=256,
+    moe_router_topk=8,
+    moe_ffn_hidden_size=512,
+    moe_shared_expert_intermediate_size=512,
+    moe_shared_expert_gate=True,
+    moe_aux_loss_coeff=1e-3,
+):
     """Settings that the sizes of Qwen 3.5 with experts share."""
 
-    num_query_groups: Optional[int] = 2
-    num_moe_experts: Optional[int] = 256
-    moe_router_topk: int = 8
-    moe_ffn_hidden_size: Optional[int] = 512
-    moe_shared_expert_intermediate_size: Optional[int] = 512
-    moe_shared_expert_gate: bool = True
-    moe_aux_loss_coeff: Union[float, list[float]] = 1e-3
 
-
-@configurable
-@dataclass
-class Qwen3NextConfig(Qwen35MoEConfig):
+class Qwen3NextConfig(Qwen35MoEConfig, vocab_size=151936, num_moe_experts=512, moe_router_topk=10):
     """Settings that all sizes of Qwen3-Next share."""
-
-    vocab_size: Optional[int] = 151936
-    num_moe_experts: Optional[int] = 512
-    moe_router_topk: int = 10
 
 
 class Qwen3NextConfig80B_A3B(Qwen3NextConfig, num_layers=48, hidden_size=2048, ffn_hidden_size=5120):
@@ -87,6 +78,5 @@ class Qwen35Config35B_A3B(Qwen35MoEConfig, num_layers=40, hidden_size=2048):
     """34.7 B parameters without the vision tower, 3.5 B of them used per token."""
 
 
-@configurable
 class Qwen3NextModel(GPTModel):
     """The LightningModule of Qwen3-Next and Qwen 3.5; see `GPTModel`."""

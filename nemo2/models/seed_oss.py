@@ -5,32 +5,26 @@ Source: transformers' ``SeedOssConfig``, whose defaults are config.json of ByteD
 ``hidden_size`` of 5,120.
 """
 
-from dataclasses import dataclass
-from typing import Optional
-
-from nemo2.config.capture import configurable
 from nemo2.models.decoder import DecoderConfig
 from nemo2.models.gpt import GPTModel
 
 
-@configurable
-@dataclass
-class SeedOSSConfig(DecoderConfig):
+class SeedOSSConfig(
+    DecoderConfig,
+    add_qkv_bias=True,
+    seq_length=524288,
+    kv_channels=128,
+    num_query_groups=8,
+    layernorm_epsilon=1e-6,
+    rotary_base=10_000_000,
+    vocab_size=155136,
+):
     """Settings that all sizes of Seed-OSS share."""
-
-    add_qkv_bias: bool = True
-    seq_length: int = 524288
-    kv_channels: Optional[int] = 128
-    num_query_groups: Optional[int] = 8
-    layernorm_epsilon: float = 1e-6
-    rotary_base: int = 10_000_000
-    vocab_size: Optional[int] = 155136
 
 
 class SeedOSSConfig36B(SeedOSSConfig, num_layers=64, hidden_size=5120, num_attention_heads=80, ffn_hidden_size=27648):
     """36.2 B parameters."""
 
 
-@configurable
 class SeedOSSModel(GPTModel):
     """The LightningModule of Seed-OSS; see `GPTModel`."""

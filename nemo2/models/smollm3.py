@@ -5,26 +5,22 @@ Sources: transformers' ``SmolLM3Config``, whose defaults are config.json of Hugg
 last stage of training from huggingface.co/blog/smollm3.
 """
 
-from dataclasses import dataclass
-from typing import Optional, Union
-
-from nemo2.config.capture import configurable
 from nemo2.models.decoder import DecoderConfig
 from nemo2.models.gpt import GPTModel
 
 
-@configurable
-@dataclass
-class SmolLM3Config(DecoderConfig):
+class SmolLM3Config(
+    DecoderConfig,
+    seq_length=65536,
+    layernorm_epsilon=1e-6,
+    rotary_base=5_000_000,
+    vocab_size=128256,
+    no_rope_freq=4,
+    share_embeddings_and_output_weights=True,
+):
     """Settings that all sizes of SmolLM 3 share."""
 
-    seq_length: int = 65536
-    layernorm_epsilon: float = 1e-6
-    rotary_base: int = 5_000_000
-    vocab_size: Optional[int] = 128256
-    no_rope_freq: Optional[Union[int, list[int]]] = 4
     """Every n-th layer has no positions. A list has an entry per layer: 1 for a layer without positions."""
-    share_embeddings_and_output_weights: bool = True
 
 
 class SmolLM3Config3B(
@@ -33,6 +29,5 @@ class SmolLM3Config3B(
     """3.08 B parameters, the embedding counted once (tied)."""
 
 
-@configurable
 class SmolLM3Model(GPTModel):
     """The LightningModule of SmolLM 3; see `GPTModel`."""

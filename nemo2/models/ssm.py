@@ -149,22 +149,21 @@ def _hybrid_model(config: SSMConfig, spec: ModuleSpec, **arguments: Any) -> Any:
     return HybridModel(config, spec, hybrid_layer_pattern=config.hybrid_override_pattern, **ratios, **arguments)
 
 
-@configurable
-@dataclass
-class BaseMambaConfig130M(SSMConfig):
+class BaseMambaConfig130M(
+    SSMConfig,
+    hybrid_override_pattern="M" * 24,
+    num_layers=24,
+    seq_length=2048,
+    hidden_size=768,
+    mamba_num_groups=1,
+    ffn_hidden_size=768,
+    make_vocab_size_divisible_by=16,
+    # NeMo 2.0 unties the embedding in all five sizes, unlike the released weights.
+    share_embeddings_and_output_weights=True,
+):
     """0.13 B parameters with the 50,288-token vocabulary, the embedding counted once (tied)."""
 
     tokenizer_library, tokenizer_name, mapping_type = "huggingface", "EleutherAI/gpt-neox-20b", "base"
-
-    hybrid_override_pattern: Optional[str] = "M" * 24
-    num_layers: int = 24
-    seq_length: int = 2048
-    hidden_size: int = 768
-    mamba_num_groups: int = 1
-    ffn_hidden_size: Optional[int] = 768
-    make_vocab_size_divisible_by: int = 16
-    # NeMo 2.0 unties the embedding in all five sizes, unlike the released weights.
-    share_embeddings_and_output_weights: bool = True
 
 
 class BaseMambaConfig370M(
@@ -187,47 +186,44 @@ class BaseMambaConfig2_7B(
     """2.70 B parameters with the 50,288-token vocabulary, the embedding counted once (tied)."""
 
 
-@configurable
-@dataclass
-class NVIDIAMambaConfig8B(SSMConfig):
+class NVIDIAMambaConfig8B(
+    SSMConfig,
+    hybrid_override_pattern="M" * 56,
+    num_attention_heads=32,
+    num_layers=56,
+    seq_length=4096,
+    hidden_size=4096,
+    ffn_hidden_size=4096,
+):
     """8.2 B parameters with the 256,000-token vocabulary; NVIDIA's pure Mamba 2."""
 
     tokenizer_library, tokenizer_name, mapping_type = "megatron", "GPTSentencePieceTokenizer", "nvidia-pure"
 
-    hybrid_override_pattern: Optional[str] = "M" * 56
-    num_attention_heads: int = 32
-    num_layers: int = 56
-    seq_length: int = 4096
-    hidden_size: int = 4096
-    ffn_hidden_size: Optional[int] = 4096
 
-
-@configurable
-@dataclass
-class NVIDIAMambaHybridConfig8B(NVIDIAMambaConfig8B):
+class NVIDIAMambaHybridConfig8B(
+    NVIDIAMambaConfig8B,
+    hybrid_override_pattern="M-M-M--M-M*-M-M-M-M--M*-M-M-M-M-M*--M-M-M-M-M*-M--M-M-M-",
+    ffn_hidden_size=16384,
+    num_query_groups=8,
+):
     """8.7 B parameters with the 256,000-token vocabulary; Mamba 2 with 4 attention and 28 feed-forward layers."""
 
     mapping_type = "nvidia-hybrid"
 
-    hybrid_override_pattern: Optional[str] = "M-M-M--M-M*-M-M-M-M--M*-M-M-M-M-M*--M-M-M-M-M*-M--M-M-M-"
-    ffn_hidden_size: Optional[int] = 16384
-    num_query_groups: Optional[int] = 8
 
-
-@configurable
-@dataclass
-class NemotronHConfigBase(SSMConfig):
+class NemotronHConfigBase(
+    SSMConfig,
+    num_query_groups=8,
+    activation_func=squared_relu,
+    persist_layer_norm=True,
+    vocab_size=131072,
+    first_last_layers_bf16=True,
+    is_hybrid_model=True,
+):
     """Settings that Nemotron-H and Nano v2 share: squared ReLU, mixer heads of 64 channels."""
 
     tokenizer_library, tokenizer_name = "tiktoken", "TiktokenTokenizer"
     mapping_type = "nvidia-hybrid-nemotronh"
-
-    num_query_groups: Optional[int] = 8
-    activation_func: Callable = squared_relu
-    persist_layer_norm: bool = True
-    vocab_size: Optional[int] = 131072
-    first_last_layers_bf16: bool = True
-    is_hybrid_model: bool = True
 
 
 class NemotronHConfig8B(
@@ -322,7 +318,6 @@ class Nemotron3Nano30B_A3B(
     config.json of nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16."""
 
 
-@configurable
 class MambaModel(GPTModel):
     """The LightningModule of Mamba and hybrid models; see `GPTModel`.
 

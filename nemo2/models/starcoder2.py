@@ -4,36 +4,30 @@
 Sources: arXiv:2402.19173, table 6; the released config.json files of bigcode/starcoder2-*.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Literal, Optional, Union
-
 import torch.nn.functional as F
 
-from nemo2.config.capture import configurable
 from nemo2.models.gpt import GPTConfig, GPTModel
 
 
-@configurable
-@dataclass
-class Starcoder2Config(GPTConfig):
-    """StarCoder 2: rotary positions; a token attends to itself and the 4,095 before it (arXiv:2402.19173, section 6.1)."""
-
+class Starcoder2Config(
+    GPTConfig,
     # With the fusion below, the tanh approximation, as in StarCoder.
-    activation_func: Callable = F.gelu
-    seq_length: int = 16384
-    position_embedding_type: Literal["learned_absolute", "rope", "none"] = "rope"
+    activation_func=F.gelu,
+    seq_length=16384,
+    position_embedding_type="rope",
     # NeMo 2.0 has no window, and so differs from the 4,097th token on.
-    window_size: Optional[tuple[int, int]] = (4095, 0)
+    window_size=(4095, 0),
     # Transformer Engine splits a sequence with a window over context-parallel ranks only by all-to-all.
-    cp_comm_type: Optional[Union[str, list[str]]] = "a2a"
-    hidden_dropout: float = 0.0
-    attention_dropout: float = 0.0
-    init_method_std: float = 0.01
-    share_embeddings_and_output_weights: bool = False
-    attention_softmax_in_fp32: bool = True
-    bias_activation_fusion: bool = True
-    bias_dropout_fusion: bool = True
+    cp_comm_type="a2a",
+    hidden_dropout=0.0,
+    attention_dropout=0.0,
+    init_method_std=0.01,
+    share_embeddings_and_output_weights=False,
+    attention_softmax_in_fp32=True,
+    bias_activation_fusion=True,
+    bias_dropout_fusion=True,
+):
+    """StarCoder 2: rotary positions; a token attends to itself and the 4,095 before it (arXiv:2402.19173, section 6.1)."""
 
 
 class Starcoder2Config3B(
@@ -78,6 +72,5 @@ class Starcoder2Config15B(
     """16.0 B parameters with the 49,152-token vocabulary."""
 
 
-@configurable
 class Starcoder2Model(GPTModel):
     """The LightningModule of StarCoder 2; see `GPTModel`."""

@@ -48,7 +48,6 @@ from nemo2.training.strategies.world import collective_timeout
 from nemo2.training.strategy import MegatronStrategy
 
 
-@configurable
 class FabricMegatronMixedPrecision(MegatronMixedPrecision):
     """NeMo's name for `MegatronMixedPrecision` under Fabric, which takes the same plugin."""
 

@@ -170,7 +170,12 @@ class Trainer(pl.Trainer):
         if isinstance(strategy, BaseStrategy):
             if precision is not None:
                 # Lightning's own plugin casts in hooks that the pipeline schedule bypasses, so it would have no effect.
-                arguments |= {"plugins": [*_listed(plugins), _precision_plugin(precision, plugins)], "precision": None}
+                if any(isinstance(plugin, Precision) for plugin in _listed(plugins)):
+                    raise ConfigError(
+                        f"trainer.precision={precision!r} and a precision plugin in trainer.plugins both set the "
+                        "precision. Remove one of them."
+                    )
+                arguments |= {"plugins": [*_listed(plugins), MegatronMixedPrecision(precision)], "precision": None}
             if strategy.accelerator is not None:
                 raise ConfigError(
                     f"strategy: this {type(strategy).__name__} already belongs to another Trainer. Create a strategy "
@@ -190,7 +195,11 @@ class Trainer(pl.Trainer):
             self.limit_val_batches = 0  # Lightning would validate on as many batches
         if 0 < max_steps < self.log_every_n_steps:  # pyright: ignore[reportAttributeAccessIssue]
             self.log_every_n_steps = max_steps  # otherwise a shorter run would log no loss
-        _disable_auto_requeue(self, plugins=plugins)
+        environment = self._accelerator_connector.cluster_environment
+        if isinstance(environment, SLURMEnvironment) and environment not in _listed(plugins):
+            # Lightning's handler of SIGUSR1 saves inside the handler, writes into the working directory, and calls scontrol
+            # on every rank. `PreemptionCallback` saves after the step instead, and the job script requests the requeue.
+            environment.auto_requeue = False
         own: list[pl.Callback] = self.callbacks  # pyright: ignore[reportAttributeAccessIssue]  (Lightning sets it from outside)
         if max_time is not None and not has_timer:
             own[:] = [_RunTimer(max_time, interval="step") if type(item) is Timer else item for item in own]
@@ -204,26 +213,6 @@ class Trainer(pl.Trainer):
         from nemo2.training.fabric import to_fabric
 
         return cast("Fabric", to_fabric(self, callbacks, loggers))
-
-
-def _disable_auto_requeue(trainer: pl.Trainer, *, plugins: Any) -> None:
-    """Turn off Lightning's handling of SIGUSR1, unless the user passed an environment plugin (among ``plugins``).
-
-    Lightning saves inside the signal handler, writes into the working directory, and calls scontrol on every rank.
-    `PreemptionCallback` saves after the step instead, and the job script requests the requeue.
-    """
-    environment = trainer._accelerator_connector.cluster_environment
-    if isinstance(environment, SLURMEnvironment) and environment not in _listed(plugins):
-        environment.auto_requeue = False
-
-
-def _precision_plugin(precision: Union[str, int], plugins: Any) -> MegatronMixedPrecision:
-    if any(isinstance(plugin, Precision) for plugin in _listed(plugins)):
-        raise ConfigError(
-            f"trainer.precision={precision!r} and a precision plugin in trainer.plugins both set the precision. "
-            "Remove one of them."
-        )
-    return MegatronMixedPrecision(precision)
 
 
 def _listed(value: Any) -> list[Any]:

@@ -35,7 +35,7 @@ import torch
 from nemo2.base.errors import ConfigError
 from nemo2.base.names import did_you_mean
 from nemo2.config.capture import configurable
-from nemo2.mcore.parallel.ddp_config import NOTHING_TO_GATHER_AHEAD
+from nemo2.mcore.parallel.ddp_config import NOTHING_TO_GATHER_AHEAD, DistributedDataParallelConfig, OptimizerConfig
 from nemo2.mcore.precision import MegatronMixedPrecision
 
 if TYPE_CHECKING:
@@ -226,7 +226,6 @@ def distributed_fused_adam(
     """
     arguments = dict(locals())
     from nemo2.config import Config
-    from nemo2.mcore.parallel.ddp_config import DistributedDataParallelConfig, OptimizerConfig
 
     problems = [
         f"{name}={arguments[name]!r}: {why}." for name, (values, why) in _ONLY.items() if arguments[name] not in values

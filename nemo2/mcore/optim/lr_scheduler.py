@@ -210,8 +210,19 @@ class LRSchedule(LRSchedulerModule):
         return self.min_lr if step > self._length() else None
 
 
+class _PhasedSchedule(LRSchedule):
+    """A schedule that has a formula of its own between the phases that all share. Without one it keeps ``max_lr``."""
+
+    def lr_at(self, step: int, max_lr: float) -> float:
+        phased = self._phased(step, max_lr)
+        return self._formula(step, max_lr) if phased is None else phased
+
+    def _formula(self, step: int, max_lr: float) -> float:
+        return max_lr
+
+
 @dataclass(eq=False)
-class _Annealing(LRSchedule):
+class _Annealing(_PhasedSchedule):
     """The fields of schedules that decay from the start, in NeMo's order."""
 
     max_steps: Optional[int] = None
@@ -328,8 +339,7 @@ class CosineAnnealingScheduler(LRSchedule):
 
     def lr_at(self, step: int, max_lr: float) -> float:
         """``min_lr + (max_lr - min_lr) * (1 + cos(pi * t)) / 2`` with t from 0 to 1 between warm-up and the end."""
-        in_megatron_warmup = self.constant_steps and self.warmup_steps > 0 and step <= self.warmup_steps
-        if in_megatron_warmup:
+        if self.constant_steps and self.warmup_steps > 0 and step <= self.warmup_steps:
             return max_lr * step / self.warmup_steps
         if (phased := self._phased(step, max_lr)) is not None:
             return phased
@@ -342,7 +352,7 @@ class CosineAnnealingScheduler(LRSchedule):
 
 @configurable
 @dataclass(eq=False)
-class WarmupPolicyScheduler(LRSchedule):
+class WarmupPolicyScheduler(_PhasedSchedule):
     """Warm up, then keep ``max_lr``. Base of the schedules with a warm-up and without a hold."""
 
     needs_max_steps: ClassVar[bool] = False
@@ -352,11 +362,6 @@ class WarmupPolicyScheduler(LRSchedule):
     max_steps: Optional[int] = None
     min_lr: float = 0.0
 
-    def lr_at(self, step: int, max_lr: float) -> float:
-        """Linear up to ``max_lr``, then constant."""
-        phased = self._phased(step, max_lr)
-        return max_lr if phased is None else phased
-
 
 @configurable
 @dataclass(eq=False)
@@ -365,17 +370,15 @@ class WarmupAnnealingScheduler(WarmupPolicyScheduler):
 
     needs_max_steps: ClassVar[bool] = True
 
-    def lr_at(self, step: int, max_lr: float) -> float:
+    def _formula(self, step: int, max_lr: float) -> float:
         """``min_lr + (max_lr - min_lr) * (1 - t)`` with t from 0 to 1 between warm-up and ``max_steps``."""
-        if (phased := self._phased(step, max_lr)) is not None:
-            return phased
         warmup_end = self._warmup_end()
         return self.min_lr + (max_lr - self.min_lr) * (1 - _share(step - warmup_end, self._length() - warmup_end))
 
 
 @configurable
 @dataclass(eq=False)
-class WarmupHoldPolicyScheduler(LRSchedule):
+class WarmupHoldPolicyScheduler(_PhasedSchedule):
     """Warm up, then keep ``max_lr``. Base of the schedules that decay after a hold."""
 
     needs_max_steps: ClassVar[bool] = False
@@ -387,15 +390,10 @@ class WarmupHoldPolicyScheduler(LRSchedule):
     max_steps: Optional[int] = None
     min_lr: float = 0.0
 
-    def lr_at(self, step: int, max_lr: float) -> float:
-        """Linear up to ``max_lr``, then constant."""
-        phased = self._phased(step, max_lr)
-        return max_lr if phased is None else phased
-
 
 @configurable
 @dataclass(eq=False)
-class WarmupHoldAnnealScheduler(LRSchedule):
+class WarmupHoldAnnealScheduler(_PhasedSchedule):
     """Warm up, hold, decay (WSD): arXiv 2404.06395 (linear), arXiv 2408.11029 (one minus square root).
 
     Ratios are fractions of ``max_steps``. ``hold_ratio=None`` starts the decay's formula at step 0, as in NeMo, so the
@@ -418,10 +416,8 @@ class WarmupHoldAnnealScheduler(LRSchedule):
                 "'one_minus_square_root'."
             )
 
-    def lr_at(self, step: int, max_lr: float) -> float:
+    def _formula(self, step: int, max_lr: float) -> float:
         """``max_lr - (max_lr - min_lr) * t``, or ``max(min_lr, max_lr * (1 - sqrt(t)))``."""
-        if (phased := self._phased(step, max_lr)) is not None:
-            return phased
         hold_end = self._hold_end()
         decayed = _share(step - hold_end, self._length() - hold_end)
         if self.decay_schedule == "linear":
@@ -436,10 +432,8 @@ class SquareAnnealingScheduler(_Annealing):
 
     min_lr: float = 1e-5
 
-    def lr_at(self, step: int, max_lr: float) -> float:
+    def _formula(self, step: int, max_lr: float) -> float:
         """``max(min_lr, max_lr * ((max_steps - step) / max_steps) ** 2)``."""
-        if step > self._length():
-            return self.min_lr
         return max(self.min_lr, max_lr * (1 - _share(step, self._length())) ** 2)
 
 
@@ -448,10 +442,8 @@ class SquareAnnealingScheduler(_Annealing):
 class SquareRootAnnealingScheduler(_Annealing):
     """Decay with the square root of the remaining fraction of the run."""
 
-    def lr_at(self, step: int, max_lr: float) -> float:
+    def _formula(self, step: int, max_lr: float) -> float:
         """``max(min_lr, max_lr * sqrt((max_steps - step) / max_steps))``."""
-        if step > self._length():
-            return self.min_lr
         return max(self.min_lr, max_lr * math.sqrt(1 - _share(step, self._length())))
 
 
@@ -462,9 +454,9 @@ class InverseSquareRootAnnealingScheduler(_Annealing):
 
     needs_max_steps: ClassVar[bool] = False
 
-    def lr_at(self, step: int, max_lr: float) -> float:
+    def _formula(self, step: int, max_lr: float) -> float:
         """``max_lr / sqrt(step + 1)``."""
-        return self.min_lr if step > self._length() else max_lr / math.sqrt(step + 1)
+        return max_lr / math.sqrt(step + 1)
 
 
 @configurable
@@ -531,7 +523,7 @@ class NoamAnnealingScheduler(LRSchedule):
 
 @configurable
 @dataclass(eq=False)
-class NoamHoldAnnealingScheduler(LRSchedule):
+class NoamHoldAnnealingScheduler(_PhasedSchedule):
     """Warm up, hold, then decay polynomially, with an explicit peak (Squeezeformer, arXiv 2206.00888).
 
     ``decay_rate`` 0.5 is Noam's decay, 1.0 the paper's. NeMo's class has no warm-up parameters, although its formula
@@ -557,10 +549,8 @@ class NoamHoldAnnealingScheduler(LRSchedule):
                 "warm-up. Set warmup_steps or warmup_ratio above 0."
             )
 
-    def lr_at(self, step: int, max_lr: float) -> float:
+    def _formula(self, step: int, max_lr: float) -> float:
         """``max(min_lr, max_lr * (w / (step - hold))**decay_rate)`` after warm-up w and hold."""
-        if (phased := self._phased(step, max_lr)) is not None:
-            return phased
         warmup_end, hold_end = self._warmup_end(), self._hold_end()
         held = hold_end - warmup_end if hold_end > 0 else 0
         peak_at = max(1.0, warmup_end**self.decay_rate)
@@ -569,7 +559,7 @@ class NoamHoldAnnealingScheduler(LRSchedule):
 
 @configurable
 @dataclass(eq=False)
-class PolynomialDecayAnnealingScheduler(LRSchedule):
+class PolynomialDecayAnnealingScheduler(_PhasedSchedule):
     """Decay polynomially from ``max_lr`` to ``min_lr``.
 
     ``cycle`` extends the decay to the next multiple of ``max_steps``. It changes nothing within a run, because every
@@ -587,10 +577,8 @@ class PolynomialDecayAnnealingScheduler(LRSchedule):
         super().__post_init__()
         warn_without_effect("The decay ends with the run, so there is nothing to extend.", cycle=(self.cycle, False))
 
-    def lr_at(self, step: int, max_lr: float) -> float:
+    def _formula(self, step: int, max_lr: float) -> float:
         """``min_lr + (max_lr - min_lr) * (1 - t) ** power`` with t from 0 to 1 between the hold's end and the run's."""
-        if (phased := self._phased(step, max_lr)) is not None:
-            return phased
         hold_end = self._hold_end()
         decayed = _share(step - hold_end, self._length() - hold_end)
         return self.min_lr + (max_lr - self.min_lr) * (1 - decayed) ** self.power

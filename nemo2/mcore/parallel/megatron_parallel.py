@@ -32,7 +32,7 @@ from megatron.core.distributed.data_parallel_base import _BaseDataParallel
 from megatron.core.distributed.fsdp.src.megatron_fsdp import MegatronFSDP
 from megatron.core.enums import ModelType
 from megatron.core.pipeline_parallel import get_forward_backward_func
-from megatron.core.transformer.module import MegatronModule
+from megatron.core.transformer.module import Float16Module, MegatronModule
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor, nn
 from torch.distributed.fsdp import FullyShardedDataParallel as TorchFSDP
@@ -636,8 +636,6 @@ def split_batch(batch: Any, num_microbatches: int) -> list[Any]:
 
 def unwrap(module: nn.Module) -> nn.Module:
     """The chunk without data-parallel and precision wrappers."""
-    from megatron.core.transformer.module import Float16Module
-
     while isinstance(module, (_BaseDataParallel, Float16Module, MegatronFSDP, TorchFSDP)):
         module = cast(nn.Module, module.module)
     return module

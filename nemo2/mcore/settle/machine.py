@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Optional
 
-from nemo2.base.backend.extras import ANY_VERSION, version_of
+from nemo2.base.backend.extras import ANY_VERSION, APEX, has, have_te, version_of, why_missing
 from nemo2.base.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -58,7 +58,6 @@ class Machine:
         import torch
 
         from nemo2.base.backend import get_backend
-        from nemo2.base.backend.extras import APEX, has, have_te, why_missing
 
         gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
         model, sheet = _gpu_here() if gpus else (None, None)

@@ -216,6 +216,11 @@ def uniform_window(size: Optional[int] = None) -> Translation:
     return Translation(ours, lambda own: {"sliding_window": size_of(own.window_size)})
 
 
+def rotated_layers(ours: Any) -> list[int]:
+    """A 1 for each layer that rotates positions, a 0 for the others, as ``no_rope_layers`` in config.json has them."""
+    return [int(not flag) for flag in meaning(ours)["without_positions"] or [0] * ours.num_layers]
+
+
 def pattern_of(hf: Config, types: Sequence[str], kind: str = SLIDING) -> Any:
     """The layers of ``kind``, of which Megatron-Core knows the frequency: None if all layers are of it, n if every n-th layer
     attends to everything, otherwise a list.

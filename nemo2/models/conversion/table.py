@@ -69,9 +69,7 @@ def linear(key: str, operation: Operation, *, bias: bool = False, **more: Any) -
     return [_ending(key, operation, end, **more) for end in ("weight", "bias")[: 1 + bias]]
 
 
-def norm(key: str, operation: Operation, *, bias: bool = False, **more: Any) -> list[Row]:
-    """The rows of a norm, as in `linear`. The key ends with the characters before "weight": a dot or ``layer_norm_``."""
-    return linear(key, operation, bias=bias, **more)
+norm = linear  # the rows of a norm, whose key ends with the characters before "weight": a dot or ``layer_norm_``
 
 
 def under(key: str, name: str, rows: Iterable[Row], **more: Any) -> list[Row]:

@@ -5,7 +5,6 @@ import functools
 
 from torch import Tensor, nn
 
-from nemo2.config.capture import configurable
 from nemo2.models.peft.canonical_lora import CanonicalLoRA, PartAdapters
 from nemo2.models.peft.dora import Decomposed, DoRA, Magnitude
 
@@ -19,7 +18,6 @@ class DecomposedParts(Decomposed):
         return adapter.fused(by_part, without=1.0)
 
 
-@configurable
 class CanonicalDoRA(CanonicalLoRA, DoRA):
     """Fine-tune with `DoRA` that has separate factors and lengths for each part of a fused layer.
 

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn
 
 from nemo2.base.errors import ConfigError
-from nemo2.config.capture import configurable
 from nemo2.models.peft.adapter import LowRank, prepare, required_placement
 from nemo2.models.peft.lora import LoRA, is_meant
 from nemo2.models.peft.placement import Placement
@@ -74,7 +73,6 @@ class PartAdapters(nn.Module):
         return torch.cat(channels_of_parts, dim=-1).flatten(-2)
 
 
-@configurable
 class CanonicalLoRA(LoRA):
     """Fine-tune with LoRA that has separate factors for each part of a fused layer, as `peft` trains them on Hugging
     Face's models.

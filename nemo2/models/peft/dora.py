@@ -127,18 +127,7 @@ class DoRA(LoRA):
         lora_dtype: Optional[torch.dtype] = None,
         modules_to_save: Optional[list[str]] = None,
     ) -> None:
-        super().__init__(
-            target_modules=target_modules,
-            exclude_modules=exclude_modules,
-            dim=dim,
-            alpha=alpha,
-            dropout=dropout,
-            dropout_position=dropout_position,
-            lora_A_init_method=lora_A_init_method,
-            lora_B_init_method=lora_B_init_method,
-            lora_dtype=lora_dtype,
-            modules_to_save=modules_to_save,
-        )
+        super().__init__(**{name: value for name, value in locals().items() if name not in ("self", "__class__")})
 
     def adapted(self, layer: nn.Module, adapter: nn.Module) -> nn.Module:
         assert isinstance(adapter, LowRank)

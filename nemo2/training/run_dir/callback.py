@@ -96,7 +96,7 @@ class RunDirectoryCallback(Callback):
         if values.get("global_step") == finished_steps - 1 and last_line < finished_steps - 1:
             self.metrics.log_metrics(values | {"consumed_samples": float(manifest.consumed_samples)})
 
-    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, *_: Any, **__: Any) -> None:
         # Not in on_train_start, where later callbacks may still adjust settings.
         if not self._described:
             self._described = True

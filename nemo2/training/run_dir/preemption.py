@@ -67,21 +67,11 @@ class PreemptionCallback(pl.Callback):
         for number in self.signals or _default_signals():
             signal.signal(number, self._record_signal)
 
-    def on_train_batch_end(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_end(self, trainer: pl.Trainer, *_: Any, **__: Any) -> None:
         if not ends_now(trainer):  # the end of training saves
             self._stop_if_signaled(trainer)
 
-    def on_validation_batch_end(
-        self,
-        trainer: pl.Trainer,
-        pl_module: pl.LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
-    ) -> None:
+    def on_validation_batch_end(self, trainer: pl.Trainer, *_: Any, **__: Any) -> None:
         if trainer.state.fn == "fit" and not trainer.sanity_checking and not ends_now(trainer):
             self._stop_if_signaled(trainer)
 

@@ -46,7 +46,7 @@ class ResumedRecipe(Callback):
                 lines = "\n  ".join(changes.lines())
                 rank_zero_info("The recipe has changed since %s:\n  %s", self.checkpoint.name, lines)
 
-    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_start(self, trainer: Any, *_: Any, **__: Any) -> None:
         self._trains = True
 
     def on_fit_end(self, trainer: Any, pl_module: Any) -> None:

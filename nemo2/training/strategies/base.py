@@ -136,7 +136,7 @@ class BaseStrategy(DDPStrategy):
         self._groups = dict(groups)
         """Further arguments of Megatron-Core's ``initialize_model_parallel``."""
         self._own_names: set[str] = set()
-        """Metrics that `_log_unless_the_module_did` has logged."""
+        """Metrics that `_evaluated` has logged."""
 
     def connect(self, model: pl.LightningModule) -> None:
         """Write the strategy's settings into the configurations of the model, the optimizer and DDP.
@@ -606,22 +606,12 @@ class BaseStrategy(DDPStrategy):
         ``val_loss`` is the mean over batches, weighted by the number of tokens or samples in each mean. A batch that is
         half padding counts half.
         """
-        assert self.megatron_parallel is not None and self.lightning_module is not None
-        loss = self.megatron_parallel.validation_step(
-            batch, step_i=_batch_idx(args, kwargs), **self._batch_shape("eval")
+        return self._evaluated(
+            batch, "validation", "val_loss", self.trainer.val_dataloaders, args, kwargs, prog_bar=True
         )
-        self._log_unless_the_module_did(
-            "val_loss", loss, self._samples_of(self.trainer.val_dataloaders, args, kwargs), prog_bar=True
-        )
-        return loss
 
     def test_step(self, batch: Any, *args: Any, **kwargs: Any) -> Optional[Tensor]:
-        assert self.megatron_parallel is not None and self.lightning_module is not None
-        loss = self.megatron_parallel.test_step(batch, step_i=_batch_idx(args, kwargs), **self._batch_shape("eval"))
-        self._log_unless_the_module_did(
-            "test_loss", loss, self._samples_of(self.trainer.test_dataloaders, args, kwargs)
-        )
-        return loss
+        return self._evaluated(batch, "test", "test_loss", self.trainer.test_dataloaders, args, kwargs)
 
     def predict_step(self, batch: Any, *args: Any, **kwargs: Any) -> Any:
         """The result of the module's ``predict_step`` (or ``forward_step``). Tensors of several micro-batches are
@@ -629,23 +619,25 @@ class BaseStrategy(DDPStrategy):
         assert self.megatron_parallel is not None
         return self.megatron_parallel.predict_step(batch, step_i=_batch_idx(args, kwargs), **self._batch_shape("eval"))
 
-    def _log_unless_the_module_did(self, name: str, loss: Optional[Tensor], samples: int, **options: Any) -> None:
-        """Log the weighted mean over batches under ``name``, if there is a loss and the module's own step hasn't logged
-        the name.
+    def _evaluated(
+        self, batch: Any, stage: str, name: str, loaders: Any, args: tuple, kwargs: dict[str, Any], **options: Any
+    ) -> Optional[Tensor]:
+        """The reduced loss of one global batch. If there is one and the module's own step hasn't logged ``name``, the
+        weighted mean over batches is logged under it.
 
-        Lightning rejects a second value of a name. If a reduction doesn't define its weight, the batch's ``samples``
-        are the weight.
+        Lightning rejects a second value of a name. If a reduction doesn't define its weight, the batch's samples are the
+        weight.
         """
-        assert self.lightning_module is not None
-        if loss is None:
-            return
-        key = f"{self.lightning_module._current_fx_name}.{name}"
-        if name not in self._own_names and key in (self.trainer._results or {}):
-            return
-        self._own_names.add(name)
-        weight = self.megatron_parallel.weight if self.megatron_parallel is not None else None
-        weight = samples if weight is None else int(weight)
-        self.lightning_module.log(name, loss, on_step=False, on_epoch=True, batch_size=weight, **options)
+        parallel, module = self.megatron_parallel, self.lightning_module
+        assert parallel is not None and module is not None
+        step_i = _batch_idx(args, kwargs)
+        loss = getattr(parallel, f"{stage}_step")(batch, step_i=step_i, **self._batch_shape("eval"))
+        by_module = name not in self._own_names and f"{module._current_fx_name}.{name}" in (self.trainer._results or {})
+        if loss is not None and not by_module:
+            self._own_names.add(name)
+            weight = self._samples_of(loaders, args, kwargs) if parallel.weight is None else int(parallel.weight)
+            module.log(name, loss, on_step=False, on_epoch=True, batch_size=weight, **options)
+        return loss
 
     def _samples_of(self, loaders: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
         """The samples of the dataset in the global batch of an evaluation step. 1: the loader isn't nemo2's."""

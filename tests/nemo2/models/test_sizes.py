@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from nemo2.models.conversion.settings import meaning
 from nemo2.models.walker import shape_of
 from support.families import named_sizes
 
@@ -189,6 +190,26 @@ PARAMETERS = re.compile(r"([\d,.]+) B parameters")
 VOCABULARY = re.compile(r"([\d,]+)-token vocabulary|vocabulary of ([\d,]+)")
 
 
+# Numbers of the papers that no weight shows. What a family computes with its numbers is compared with transformers' model
+# (conversion/test_parity.py), whose config.json has them.
+SCALED = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "old_context_len": 8192}
+NUMBERS: dict[tuple[str, str], dict[str, Any]] = {
+    ("llama", "Llama3Config8B"): {"rotary_base": 5e5, "layernorm_epsilon": 1e-5},
+    ("llama", "Llama31Config8B"): {"rotary_base": 5e5, "scale_factor": 8.0, **SCALED},
+    ("llama", "Llama32Config1B"): {"rotary_base": 5e5, "scale_factor": 32.0, **SCALED},
+    ("qwen2", "Qwen2Config500M"): {"rotary_base": 1e6, "layernorm_epsilon": 1e-6},
+    ("qwen3", "Qwen3Config600M"): {"rotary_base": 1e6, "layernorm_epsilon": 1e-6},
+    ("chatglm", "ChatGLM3Config6B"): {"rotary_percent": 0.5, "layernorm_epsilon": 1e-5},
+    ("gemma", "GemmaConfig2B"): {"layernorm_epsilon": 1e-6},
+    ("gemma2", "Gemma2Config9B"): {
+        "attn_logit_softcapping": 50.0,
+        "final_logit_softcapping": 30.0,
+        "softmax_scale": 256.0,
+    },
+    ("nemotron", "Nemotron4Config15B"): {"rotary_percent": 0.5, "layernorm_epsilon": 1e-5},
+}
+
+
 def config_of(family: str, name: str) -> Any:
     return getattr(import_module(f"nemo2.models.{family}"), name)()
 
@@ -201,6 +222,12 @@ def test_a_size_has_the_published_number_of_parameters(family: str, name: str) -
     assert shape_of(config, vocab_size).parameters == pytest.approx(published, rel=tolerance)
     if config.vocab_size is not None:
         assert config.vocab_size == vocab_size
+
+
+@pytest.mark.parametrize(("family", "name"), NUMBERS)
+def test_a_size_has_the_numbers_of_its_paper(family: str, name: str) -> None:
+    settings = meaning(config_of(family, name))
+    assert {one: settings[one] for one in NUMBERS[family, name]} == NUMBERS[family, name]
 
 
 def test_a_size_has_as_many_parameters_as_its_docstring_says() -> None:

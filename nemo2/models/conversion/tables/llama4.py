@@ -12,8 +12,8 @@ from nemo2.models.conversion.settings import (
     Field,
     Translation,
     decoder_fields,
-    meaning,
     refusal,
+    rotated_layers,
     text_config,
     without,
 )
@@ -21,6 +21,7 @@ from nemo2.models.conversion.table import IN_VISION_MODEL, Row, norm
 from nemo2.models.conversion.tables.llama import SCALING
 from nemo2.models.llama import LlamaModel
 from nemo2.models.llama4 import Llama4Config
+from nemo2.models.walker import expert_layers
 
 _FIELDS = [
     *without(
@@ -82,14 +83,13 @@ def _ours(text: Config) -> dict[str, Any]:
 
 
 def _theirs(ours: Llama4Config) -> dict[str, Any]:
-    settings = meaning(ours)
-    rotated = [int(not flag) for flag in settings["without_positions"] or [0] * ours.num_layers]
+    rotated = rotated_layers(ours)
     return {
         "max_position_embeddings": ours.seq_length,
         "attn_temperature_tuning": ours.attn_temperature_tuning,
         "no_rope_layers": rotated,
         "layer_types": ["chunked_attention" if flag else "full_attention" for flag in rotated],
-        "moe_layers": [layer for layer, experts in enumerate(settings["experts_in"] or []) if experts],
+        "moe_layers": [layer for layer, experts in enumerate(expert_layers(ours)) if experts],
     }
 
 

@@ -4,7 +4,7 @@
 from typing import Any
 
 from nemo2.models.conversion.decoder import decoder_conversion, rows
-from nemo2.models.conversion.settings import Config, Translation, decoder_fields, meaning, without
+from nemo2.models.conversion.settings import Config, Translation, decoder_fields, rotated_layers, without
 from nemo2.models.smollm3 import SmolLM3Config, SmolLM3Model
 
 
@@ -12,11 +12,6 @@ def _rotated(hf: Config) -> dict[str, Any]:
     every = hf.get("no_rope_layer_interval", 4)
     rotated = hf.get("no_rope_layers") or [(layer + 1) % every for layer in range(hf["num_hidden_layers"])]
     return {"no_rope_freq": [int(not flag) for flag in rotated]}
-
-
-def _rotated_of(ours: SmolLM3Config) -> dict[str, Any]:
-    without_positions = meaning(ours)["without_positions"] or [0] * ours.num_layers
-    return {"no_rope_layers": [int(not flag) for flag in without_positions]}
 
 
 SMOLLM3 = decoder_conversion(
@@ -29,6 +24,6 @@ SMOLLM3 = decoder_conversion(
     ),
     only={"model_type": "smollm3", "hidden_act": "silu", "attention_bias": False, "mlp_bias": False}
     | {"use_sliding_window": False},
-    translations=[Translation(_rotated, _rotated_of)],
+    translations=[Translation(_rotated, lambda own: {"no_rope_layers": rotated_layers(own)})],
     theta=2_000_000.0,
 )

@@ -90,11 +90,10 @@ def test_the_rates_are_those_worked_out_by_hand(schedule, points):
 def test_every_public_schedule_has_a_point_worked_out_by_hand():
     public = {
         cls
-        for _, cls in inspect.getmembers(lr_scheduler, inspect.isclass)
-        if issubclass(cls, LRSchedule) and not inspect.isabstract(cls)
+        for name, cls in inspect.getmembers(lr_scheduler, inspect.isclass)
+        if issubclass(cls, LRSchedule) and not inspect.isabstract(cls) and not name.startswith("_")
     }
     assert public == {type(schedule) for schedule, _ in BY_HAND}
-    assert len(public) == 13
 
 
 def test_the_warm_up_of_a_ratio_counts_whole_steps_of_the_run():

@@ -192,10 +192,6 @@ def test_effective_values(layout: str, callback: str, elsewhere: str, on: str, b
     assert configs["optim"].overlap_param_gather == configs["ddp"].overlap_param_gather, "one switch, two places"
 
 
-def test_the_table_is_large_enough() -> None:
-    assert len(ROWS) >= 60 and len({tuple(row[:3]) for row in ROWS}) == len(ROWS)
-
-
 # layout | callback's arguments | settings elsewhere | what contradicts | what
 CONTRADICTIONS = """
 dp8 | overlap_grad_reduce=0 | ddp.overlap_grad_reduce=1 | overlap_grad_reduce of callback | overlap_grad_reduce of ddp
