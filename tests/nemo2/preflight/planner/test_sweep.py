@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from bench.planner.rows import decoder
+from bench.planner.rows import decoder, shapes
 from nemo2.base.gpus import NAMES, gpu
 from nemo2.models.parts import Attention
 from nemo2.models.shape import ModelShape
@@ -19,99 +19,24 @@ from nemo2.preflight.planner.layer_time import seen
 from nemo2.preflight.planner.memory import predict_memory
 from nemo2.preflight.planner.step_time import predict
 
+PUBLISHED = shapes()
 SHAPES = {
     "tiny": decoder(layers=2, hidden=64, heads=4, kv_heads=2, head_dim=16, ffn=256, vocab=1000),
-    "8b": decoder(layers=32, hidden=4096, heads=32, kv_heads=8, head_dim=128, ffn=14336, vocab=128256),
-    "405b": decoder(layers=126, hidden=16384, heads=128, kv_heads=8, head_dim=128, ffn=53248, vocab=128256),
+    "8b": PUBLISHED["llama3-8b"],
+    "405b": PUBLISHED["llama3.1-405b"],
     "windows": decoder(
-        layers=42,
-        hidden=3584,
-        heads=16,
-        kv_heads=8,
-        head_dim=256,
-        ffn=14336,
-        vocab=256000,
-        window_size=(4095, 0),
-        window_attn_skip_freq=2,
-        tied=True,
+        layers=42, hidden=3584, heads=16, kv_heads=8, head_dim=256, ffn=14336, vocab=256000, tied=True,
+        window_size=(4095, 0), window_attn_skip_freq=2,
     ),
-    "few experts": decoder(
-        layers=32,
-        hidden=4096,
-        heads=32,
-        kv_heads=8,
-        head_dim=128,
-        ffn=14336,
-        vocab=32000,
-        experts=8,
-        topk=2,
-        moe_ffn=14336,
-    ),
-    "one choice": decoder(
-        layers=48,
-        hidden=5120,
-        heads=40,
-        kv_heads=8,
-        head_dim=128,
-        ffn=16384,
-        vocab=202048,
-        experts=128,
-        topk=1,
-        moe_ffn=8192,
-        shared_ffn=8192,
-        dense_layers=24,
-    ),
-    "latent attention": decoder(
-        layers=61,
-        hidden=7168,
-        heads=128,
-        kv_heads=128,
-        head_dim=128,
-        ffn=18432,
-        vocab=129280,
-        experts=256,
-        topk=8,
-        moe_ffn=2048,
-        shared_ffn=2048,
-        dense_layers=3,
-        q_lora_rank=1536,
-        kv_lora_rank=512,
-        qk_pos_emb_head_dim=64,
-        mtp_num_layers=1,
-    ),
-    "hybrid": decoder(
-        layers=52,
-        hidden=2688,
-        heads=32,
-        kv_heads=2,
-        head_dim=128,
-        ffn=1856,
-        vocab=131072,
-        gated=False,
-        experts=128,
-        topk=6,
-        moe_ffn=1856,
-        shared_ffn=3712,
-        hybrid_override_pattern="MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME",
-        mamba_num_heads=64,
-        mamba_head_dim=64,
-        mamba_state_dim=128,
-        mamba_num_groups=8,
-    ),
+    "few experts": PUBLISHED["mixtral-8x7b"],
+    "one choice": PUBLISHED["llama4-maverick-400b-e128"],
+    "latent attention": PUBLISHED["deepseek-v3"],
+    "hybrid": PUBLISHED["nemotron3-nano-30b-a3b"],
     "mixers alone": decoder(
-        layers=56,
-        hidden=4096,
-        heads=32,
-        kv_heads=8,
-        head_dim=128,
-        ffn=0,
-        vocab=256000,
-        hybrid_override_pattern="M" * 56,
-        mamba_head_dim=64,
-        mamba_state_dim=128,
-        mamba_num_groups=8,
+        layers=56, hidden=4096, heads=32, kv_heads=8, head_dim=128, ffn=0, vocab=256000,
+        hybrid_override_pattern="M" * 56, mamba_head_dim=64, mamba_state_dim=128, mamba_num_groups=8,
     ),
-}
+}  # fmt: skip
 PARTS = (("core_attn",), ("mlp",), ("moe",), ("moe_act", "layernorm"), ("mla_up_proj",))
 HELPS = (
     "overlap_grad",
