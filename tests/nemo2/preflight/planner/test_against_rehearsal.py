@@ -12,80 +12,47 @@ import pytest
 
 from support.nightly import each_case, requested
 
+INTERLEAVED = (
+    "strategy.pipeline_model_parallel_size=2 strategy.virtual_pipeline_model_parallel_size=2 strategy.pipeline_dtype=bfloat16"
+    " data.micro_batch_size=4"
+)
+FULL = "model.config.recompute_granularity=full model.config.recompute_method"
+ONE_STAGE = "strategy.pipeline_model_parallel_size=1 strategy.virtual_pipeline_model_parallel_size=None"
 RUNS = {
-    "tensor parallel": ("llama_tiny", (), 2),
-    "two replicas": ("llama_tiny", ("data.micro_batch_size=4",), 4),
-    "interleaved": (
-        "llama_tiny",
-        (
-            "strategy.pipeline_model_parallel_size=2",
-            "strategy.virtual_pipeline_model_parallel_size=2",
-            "strategy.pipeline_dtype=bfloat16",
-            "data.micro_batch_size=4",
-        ),
-        8,
-    ),
-    "recomputed": (
-        "llama_tiny",
-        (
-            "model.config.recompute_granularity=full",
-            "model.config.recompute_method=uniform",
-            "model.config.recompute_num_layers=1",
-        ),
-        2,
-    ),
+    "tensor parallel": ("llama_tiny", "", 2),
+    "two replicas": ("llama_tiny", "data.micro_batch_size=4", 4),
+    "interleaved": ("llama_tiny", INTERLEAVED, 8),
+    "recomputed": ("llama_tiny", f"{FULL}=uniform model.config.recompute_num_layers=1", 2),
     "groups": (
         "llama_tiny",
-        (
-            "model.config.num_layers=6",
-            "model.config.recompute_granularity=full",
-            "model.config.recompute_method=uniform",
-            "model.config.recompute_num_layers=3",
-            "data.micro_batch_size=4",
-        ),
+        f"model.config.num_layers=6 {FULL}=uniform model.config.recompute_num_layers=3 data.micro_batch_size=4",
         2,
     ),
     "blocks": (
         "llama_tiny",
-        (
-            "model.config.num_layers=12",
-            "strategy.pipeline_model_parallel_size=2",
-            "strategy.virtual_pipeline_model_parallel_size=2",
-            "strategy.pipeline_dtype=bfloat16",
-            "data.micro_batch_size=4",
-            "model.config.recompute_granularity=full",
-            "model.config.recompute_method=block",
-            "model.config.recompute_num_layers=1",
-        ),
+        f"model.config.num_layers=12 {INTERLEAVED} {FULL}=block model.config.recompute_num_layers=1",
         8,
     ),
     "selected": (
         "llama_tiny",
-        ("model.config.recompute_granularity=selective", 'model.config.recompute_modules=["mlp","layernorm"]'),
+        'model.config.recompute_granularity=selective model.config.recompute_modules=["mlp","layernorm"]',
         2,
     ),
-    "8B": ("llama3_8b", (), 8),
-    "hybrid": ("nemotronh_8b", ("model.config.num_layers=4", "model.config.hybrid_override_pattern=M-M*"), 8),
-    "8x7B": (
-        "mixtral_8x7b",
-        (
-            "model.config.num_layers=4",
-            "strategy.pipeline_model_parallel_size=1",
-            "strategy.virtual_pipeline_model_parallel_size=None",
-        ),
-        64,
-    ),
-    "8B by LoRA": ("llama3_8b:lora", (), 8),
-    "8B by LoRA, attention only": ("llama3_8b:lora", ("peft.target_modules=[linear_qkv]", "peft.dim=32"), 8),
+    "8B": ("llama3_8b", "", 8),
+    "hybrid": ("nemotronh_8b", "model.config.num_layers=4 model.config.hybrid_override_pattern=M-M*", 8),
+    "8x7B": ("mixtral_8x7b", f"model.config.num_layers=4 {ONE_STAGE}", 64),
+    "8B by LoRA": ("llama3_8b:lora", "", 8),
+    "8B by LoRA, attention only": ("llama3_8b:lora", "peft.target_modules=[linear_qkv] peft.dim=32", 8),
     "8B by DoRA, tensor parallel": (
         "llama3_8b:dora",
-        ("strategy.tensor_model_parallel_size=2", "strategy.sequence_parallel=True"),
+        "strategy.tensor_model_parallel_size=2 strategy.sequence_parallel=True",
         8,
     ),
-    "8B by LoRA, dropout": ("llama3_8b:lora", ("peft.dropout=0.1", "peft.dim=32"), 8),
-    "8B by LoRA, dropout behind": ("llama3_8b:lora", ("peft.dropout=0.1", "peft.dropout_position=post"), 8),
-    "8x7B by LoRA": ("mixtral_8x7b:lora", ("model.config.num_layers=4",), 8),
+    "8B by LoRA, dropout": ("llama3_8b:lora", "peft.dropout=0.1 peft.dim=32", 8),
+    "8B by LoRA, dropout behind": ("llama3_8b:lora", "peft.dropout=0.1 peft.dropout_position=post", 8),
+    "8x7B by LoRA": ("mixtral_8x7b:lora", "model.config.num_layers=4", 8),
 }
+"""A recipe, changes to it, and GPUs."""
 FROZEN = [name for name in RUNS if "RA" in name]
 """In the first layer nothing before its first additions needs gradients, and the planner counts them in each."""
 DAILY = (
@@ -113,7 +80,7 @@ def counted(names: list[str]) -> dict[str, dict[str, float]]:
     results = {}
     for name in names:
         recipe_name, changes, gpus = RUNS[name]
-        recipe = configured(recipe_name, list(changes))
+        recipe = configured(recipe_name, changes.split())
         recipe = on(recipe, Machine(count=gpus))
         subject = read_recipe(recipe, gpu("H100"))
         with quietly():
