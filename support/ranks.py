@@ -18,7 +18,7 @@ import tempfile
 import threading
 import time
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +98,11 @@ def run(
             environment = {name: str(value) for name, value in (common | own | (env or {})).items()}
             ranks.start(rank, job | {"environment": environment})
         return ranks.results()
+
+
+def each(function: Callable[..., Any], cases: Sequence[tuple[Any, ...]]) -> list[Any]:
+    """``function(*case)`` for each case, on the ranks of one `run`."""
+    return [function(*case) for case in cases]
 
 
 def cpu_seconds() -> float:

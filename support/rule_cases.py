@@ -73,10 +73,24 @@ class Example:
     mended: Case
 
 
+def sides(changes: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The changes of a broken and of a mended case, as on a command line: of ``path=bad->good`` each has its value, and
+    ``change->`` and ``->change`` are of one case alone."""
+    broken, mended = [], []
+    for word in shlex.split(changes):
+        left, arrow, right = word.partition("->")
+        broken += [left] if left else []
+        if not arrow:
+            mended.append(left)
+        elif right:
+            mended.append(f"{left.partition('=')[0]}={right}" if left else right)
+    return tuple(broken), tuple(mended)
+
+
 def example(
     rule: str,
-    broken: str = "",
-    mended: str = "",
+    changes: str = "",
+    mended: str | None = None,
     *,
     recipe: str = "llama3_8b",
     environment: tuple[Mapping[str, str], Mapping[str, str]] = ({}, {}),
@@ -86,18 +100,20 @@ def example(
     corpus: tuple[Mapping[str, Any] | None, Mapping[str, Any] | None] = (None, None),
     assigned: tuple[Mapping[str, Any], Mapping[str, Any]] = ({}, {}),
 ) -> Example:
-    """An `Example`. ``broken`` and ``mended`` are changes to ``recipe`` as on a command line, separated by spaces. Of a pair of
-    other values, the first belongs to the broken case, the second to the mended one.
+    """An `Example`. Of a pair of values, the first belongs to the broken case, the second to the mended one.
 
     Args:
+        changes: Changes to ``recipe``, as `sides` reads them.
+        mended: Those of the mended case, where ``changes`` are of the broken one alone.
         launched: Devices per node that the executor starts. None: two with ``here``, else the trainer's.
         here: The cases run on this machine.
     """
     launched = launched or ((2, 2) if here else None)
+    pair = sides(changes) if mended is None else (tuple(shlex.split(changes)), tuple(shlex.split(mended)))
     cases = (
         Case(
             recipe=recipe,
-            changes=tuple(shlex.split(changes)),
+            changes=words,
             corpus=corpus[side],
             assigned=assigned[side],
             devices=launched[side] if launched else None,
@@ -105,7 +121,7 @@ def example(
             gpu=gpu[side] if gpu else None,
             environment=environment[side],
         )
-        for side, changes in enumerate((broken, mended))
+        for side, words in enumerate(pair)
     )
     return Example(rule, *cases)
 

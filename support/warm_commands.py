@@ -183,7 +183,8 @@ def _run(job: dict[str, Any], streams: Sequence[int], python: str) -> NoReturn:
     sys.stdin = io.TextIOWrapper(io.FileIO(0, closefd=False), encoding="utf-8")
     for name, target in (("stdout", 1), ("stderr", 2)):
         raw = io.BufferedWriter(io.FileIO(target, "w", closefd=False))
-        setattr(sys, name, io.TextIOWrapper(raw, encoding="utf-8", line_buffering=target == 2 or os.isatty(target)))
+        at_once = target == 2 or os.isatty(target) or bool(job["environment"].get("PYTHONUNBUFFERED"))
+        setattr(sys, name, io.TextIOWrapper(raw, encoding="utf-8", line_buffering=at_once))
     os.chdir(job["folder"])
     for name in set(os.environ) - set(job["environment"]):
         del os.environ[name]

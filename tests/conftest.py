@@ -131,6 +131,22 @@ def warm_interpreter(warm_commands: dict[str, str], monkeypatch: pytest.MonkeyPa
     return python
 
 
+@pytest.fixture
+def no_own_recipes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A test starts without recipes of a user's own, and those in its folder leave no module, path or variable behind."""
+    from nemo2.recipes import _own
+
+    before = set(sys.modules)
+    monkeypatch.setattr(_own, "_loaded", {})
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setenv("PYTHONPATH", os.environ.get("PYTHONPATH", ""))
+    monkeypatch.delenv(_own.VARIABLE, raising=False)
+    yield
+    for name in set(sys.modules) - before:
+        if str(getattr(sys.modules[name], "__file__", "")).startswith(f"{tmp_path}{os.sep}"):
+            del sys.modules[name]
+
+
 @pytest.fixture(autouse=True)
 def signals_mean_what_they_mean() -> Iterator[None]:
     """What nohup starts ignores the end of a terminal, what a shell starts in the background ignores Ctrl-C, and both hand that

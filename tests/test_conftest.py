@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from support import ranks
+from support.waiting import wait_for_end
 
 
 @dataclass
@@ -99,11 +100,7 @@ def test_a_hanging_rank_is_ended_with_its_children_and_shows_where_it_hangs(run_
     with pytest.raises(AssertionError, match=r"(?s)no answer within 3.*leave_a_child_and_hang"):
         run_on_ranks(leave_a_child_and_hang, 1, tmp_path / "pid", timeout=3.0)
     pid = int((tmp_path / "pid").read_text())
-    for _ in range(50):
-        if not _alive(pid):
-            break
-        time.sleep(0.1)
-    assert not _alive(pid)
+    wait_for_end(pid)
 
 
 def test_the_time_in_which_the_server_imports_is_none_of_the_ranks(run_on_ranks, monkeypatch):
@@ -118,13 +115,6 @@ def test_the_time_in_which_the_server_imports_is_none_of_the_ranks(run_on_ranks,
 def test_without_a_process_group_ranks_get_the_environment_of_torchrun(run_on_ranks):
     answers = run_on_ranks(environment, 2, init_process_group=False, env={"MARK": "m"})
     assert answers == [("m0127.0.0.1", False), ("m1127.0.0.1", False)]
-
-
-def _alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 def test_among_workers_long_files_come_first_and_each_keeps_its_order(request, tmp_path):

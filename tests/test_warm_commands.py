@@ -4,10 +4,11 @@
 import os
 import signal
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
+
+from support.waiting import wait_for_end
 
 
 @pytest.fixture
@@ -74,11 +75,12 @@ def test_a_signal_reaches_it_and_a_killed_command_takes_its_fork_along(shell, wa
         process.send_signal(sent)
         assert process.wait(30) == expected
         process.stdout.close()
-        deadline = time.monotonic() + 30
-        while Path(f"/proc/{fork}").exists() and time.monotonic() < deadline:
-            time.sleep(0.02)
-        assert not Path(f"/proc/{fork}").exists()
+        wait_for_end(fork)
 
 
-def test_it_ends_by_the_signal_that_ended_its_fork(shell, tmp_path):
-    assert shell(f"exec {script(tmp_path, 'import os, signal; os.kill(os.getpid(), signal.SIGKILL)')}").returncode == -9
+def test_it_ends_by_the_signal_that_ended_its_fork_and_what_it_printed_has_arrived_where_a_variable_asks(
+    shell, tmp_path
+):
+    killed = script(tmp_path, "import os, signal\nprint('said')\nos.kill(os.getpid(), signal.SIGKILL)\n")
+    done = shell(f"exec {killed}", PYTHONUNBUFFERED="x")
+    assert (done.returncode, done.stdout) == (-9, "said\n")

@@ -5,13 +5,12 @@ import dataclasses
 import os
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from bench.gpu.day import ROOT, Step, page, run, steps, take
+from support.waiting import wait_until
 
 FACTS = {"device": "NVIDIA H100 80GB HBM3", "versions": {"torch": "2.15.0"}, "clocks": {}}
 
@@ -52,13 +51,6 @@ run(plan, {FACTS!r}, Path({str(tmp_path / "page" / "day.md")!r}))"""
     )
     with pytest.raises(ProcessLookupError):
         os.kill(int((tmp_path / "pid").read_text()), 0)
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 def test_time_that_a_step_leaves_is_the_next_one_s(tmp_path: Path) -> None:

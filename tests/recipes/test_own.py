@@ -27,18 +27,7 @@ def pretrain_recipe():
 """
 
 
-@pytest.fixture(autouse=True)
-def _fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Each test starts without own recipes and leaves no module, path or variable behind."""
-    before = set(sys.modules)
-    monkeypatch.setattr(_own, "_loaded", {})
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.setenv("PYTHONPATH", os.environ.get("PYTHONPATH", ""))
-    monkeypatch.delenv(_own.VARIABLE, raising=False)
-    yield
-    for name in set(sys.modules) - before:
-        if str(getattr(sys.modules[name], "__file__", "")).startswith(f"{tmp_path}{os.sep}"):
-            del sys.modules[name]
+pytestmark = pytest.mark.usefixtures("no_own_recipes")
 
 
 @pytest.fixture

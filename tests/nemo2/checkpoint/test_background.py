@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ import pytest
 from nemo2.checkpoint import background, writer_process
 from nemo2.checkpoint.background import BackgroundWrite, Image, Saves
 from support import small_runs
+from support.waiting import wait_for_end, wait_until
 
 SIZE = 3_000_001
 
@@ -36,10 +36,7 @@ def content(number: int) -> bytes:
 
 
 def ended(write: BackgroundWrite, *, within: float = 30.0) -> BackgroundWrite:
-    deadline = time.monotonic() + within
-    while not write.poll():
-        assert time.monotonic() < deadline, "it never ended"
-        time.sleep(0.01)
+    wait_until(write.poll, within)
     return write
 
 
@@ -102,9 +99,9 @@ def test_a_writer_that_dies_or_stops_is_replaced_and_told_by_the_checkpoints_nam
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2])
 def test_a_signal_to_all_processes_of_a_rank_ends_no_writer(tmp_path, number):
     write = begun(tmp_path)
-    deadline = time.monotonic() + 20
-    while not ignored(pid(write)) >> (number - 1) & 1:  # its interpreter starts; until then it would be replaced
-        assert time.monotonic() < deadline
+    wait_until(
+        lambda: ignored(pid(write)) >> (number - 1) & 1
+    )  # its interpreter starts; until then it would be replaced
     os.kill(pid(write), number)
     ended(write)
     assert whole(tmp_path, write) and not write.warnings
@@ -230,17 +227,7 @@ os.kill(os.getpid(), signal.SIGKILL)
     os.mkfifo(tmp_path / "0.distcp")
     ran = subprocess.run([warm_interpreter, script], capture_output=True, text=True, check=False)
     child = int(ran.stdout)
-    deadline = time.monotonic() + 10
-    while Path(f"/proc/{child}").exists() and _state(child) not in "ZX":
-        assert time.monotonic() < deadline, "it outlived its parent"
-        time.sleep(0.05)
-
-
-def _state(process: int) -> str:
-    try:
-        return Path(f"/proc/{process}/stat").read_text().rpartition(") ")[2][0]
-    except OSError:
-        return "X"
+    wait_for_end(child)
 
 
 def test_no_process_is_forked_with_the_locks_of_this_one(tmp_path):
@@ -288,9 +275,11 @@ def failing_after_a_save(directory: str, first: list[int]) -> list[str]:
         def on_before_optimizer_step(self, trainer: Any, *rest: Any) -> None:
             if trainer.global_step != 1:
                 return
-            _wait(lambda: len(list(folder.glob(".unfinished-*/.written-[01]"))) == 2 or (folder / "step=1").exists())
+            wait_until(
+                lambda: len(list(folder.glob(".unfinished-*/.written-[01]"))) == 2 or (folder / "step=1").exists()
+            )
             if torch.distributed.get_rank() not in first:
-                _wait((folder / "step=1").exists)
+                wait_until((folder / "step=1").exists)
             raise RuntimeError("the step failed")
 
     keep = small_runs.keep(directory, every_n_train_steps=1, save_optim_on_train_end=False)
@@ -310,13 +299,6 @@ def failing_after_a_save(directory: str, first: list[int]) -> list[str]:
         small_runs.build_llama(), max_steps=2, ckpt_path=str(folder / "step=1"), tensor_model_parallel_size=2
     )
     return names
-
-
-def _wait(until: Any) -> None:
-    deadline = time.monotonic() + 100.0
-    while not until():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 @pytest.mark.parametrize("first", [[0, 1], [1], [0]])

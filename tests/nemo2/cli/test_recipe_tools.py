@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """``list`` with filters and own recipes, ``show --diff`` and ``--python``, ``new-recipe``: what they print, write and refuse."""
 
-import os
 import re
 import shlex
 import sys
@@ -21,20 +20,12 @@ from nemo2.cli.sources import name_of_run, recipe_tree
 from nemo2.config import to_json
 from nemo2.recipes import _own
 
+pytestmark = pytest.mark.usefixtures("no_own_recipes")
+
 
 @pytest.fixture(autouse=True)
-def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Commands run in an empty folder and leave no module, path or variable behind."""
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    before = set(sys.modules)
-    monkeypatch.setattr(_own, "_loaded", {})
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.setenv("PYTHONPATH", os.environ.get("PYTHONPATH", ""))
-    monkeypatch.delenv(_own.VARIABLE, raising=False)
-    yield
-    for name in set(sys.modules) - before:
-        if str(getattr(sys.modules[name], "__file__", "")).startswith(str(tmp_path)):
-            del sys.modules[name]
 
 
 @pytest.mark.parametrize(

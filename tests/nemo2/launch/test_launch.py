@@ -35,6 +35,7 @@ from nemo2.mcore.settle import Machine
 from nemo2.training.run_dir.faults import FAULT_DIR_VARIABLE, HANG, Fault, read_faults, record_fault
 from nemo2.training.run_dir.progress_line import format_line
 from nemo2.training.run_dir.waiting import waiting_line
+from support.waiting import wait_for_end
 
 REPORT = """\
 ============================================================
@@ -367,10 +368,7 @@ def test_whole_trees_of_processes_are_ended():
     child = int(parent.stdout.readline())
     stop_processes([parent.pid], grace_seconds=1.0)
     assert parent.wait(5) == -signal.SIGTERM
-    deadline = time.monotonic() + 5
-    while psutil.pid_exists(child) and psutil.Process(child).status() != "zombie" and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not psutil.pid_exists(child) or psutil.Process(child).status() == "zombie"
+    wait_for_end(child)
 
 
 TASKS = '''

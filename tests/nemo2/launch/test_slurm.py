@@ -32,6 +32,7 @@ from nemo2.launch.slurm.settings import ClusterSettings, limit_seconds
 from nemo2.launch.slurm.shell import LocalShell, RemoteLines, shell_of
 from nemo2.launch.slurm.start import _grace, job_of, prepare
 from nemo2.training.run_dir.faults import HANG, Fault
+from support.waiting import wait_until
 
 ODD = "a b; $(touch ran) `touch ran` 'q' \"d\" \\ %s\nnew line"
 """It would run something, were it read as anything but text."""
@@ -296,13 +297,6 @@ def killed_script(slurm, place, ended_by):
     return folder
 
 
-def wait_until(there, seconds=60.0):
-    end = time.monotonic() + seconds
-    while not there():
-        assert time.monotonic() < end
-        time.sleep(0.1)
-
-
 # ----------------------------------------------------------------------------------------------------------- verdicts
 
 
@@ -350,40 +344,36 @@ def test_ranks_that_never_began_have_failed(tmp_path):
     assert told["verdict"] == "failed" and "/no/python" in told["message"]
 
 
+def in_a_row(folder, verdicts, write, **job):
+    """Lives one after the other, each as ``write(folder, number)`` leaves it, and what is told of the last."""
+    told = {}
+    for number, verdict in enumerate(verdicts):
+        write(folder, number)
+        told = judge(folder, life=number, **{"code": 1, **job})
+        record(folder, number, told)
+        assert told["verdict"] == verdict, number
+    return told["message"]
+
+
+def failing_at(*steps):
+    return lambda folder, number: life(folder, number, faults=[{"kind": "RuntimeError", "step": steps[number]}])
+
+
 def test_the_same_step_failing_twice_is_not_tried_a_third_time(tmp_path):
-    verdicts = []
-    for number, step in enumerate((40, 41, 40)):
-        life(tmp_path, number, faults=[{"kind": "RuntimeError", "step": step}])
-        told = judge(tmp_path, life=number, code=1)
-        record(tmp_path, number, told)
-        verdicts.append(told["verdict"])
-    assert verdicts == ["again", "again", "failed"]
-    assert "also failed at step 40" in history(tmp_path)[-1]["message"]
+    assert "also failed at step 40" in in_a_row(tmp_path, ["again", "again", "failed"], failing_at(40, 41, 40))
     assert json.loads((tmp_path / "state.json").read_text())["state"] == "failed"
 
 
 def test_failures_that_come_no_further_end_and_being_asked_to_stop_is_none(tmp_path):
-    steps = [50, *range(10, 10 + STALLED)]
-    for number, step in enumerate(steps):
-        life(tmp_path, number, faults=[{"kind": "RuntimeError", "step": step}])
-        told = judge(tmp_path, life=number, code=1)
-        record(tmp_path, number, told)
-        assert told["verdict"] == ("failed" if number == len(steps) - 1 else "again")
-    for number in range(9):
-        folder = tmp_path / "asked"
-        life(folder, number, faults=[SAVED])
-        told = judge(folder, life=number, code=1)
-        record(folder, number, told)
-        assert told["verdict"] == "again"
+    in_a_row(tmp_path, [*["again"] * STALLED, "failed"], failing_at(50, *range(10, 10 + STALLED)))
+    in_a_row(tmp_path / "asked", ["again"] * 9, lambda folder, number: life(folder, number, faults=[SAVED]))
 
 
 def test_what_is_asked_to_stop_at_one_step_again_and_again_needs_more_time(tmp_path):
-    for number in range(ASKED):
-        life(tmp_path, number, faults=[{**SAVED, "step": None if number % 4 else 0}])  # in its first step, or before
-        told = judge(tmp_path, life=number, code=1)
-        record(tmp_path, number, told)
-        assert told["verdict"] == ("failed" if number == ASKED - 1 else "again")
-    assert "longer time limit" in history(tmp_path)[-1]["message"]
+    def write(folder, number):  # in its first step, or before
+        life(folder, number, faults=[{**SAVED, "step": None if number % 4 else 0}])
+
+    assert "longer time limit" in in_a_row(tmp_path, [*["again"] * (ASKED - 1), "failed"], write)
 
 
 def test_a_run_that_a_lost_life_has_trained_to_the_end_is_done_and_one_submitted_in_vain_is_not(tmp_path):
@@ -400,11 +390,7 @@ def test_a_run_that_a_lost_life_has_trained_to_the_end_is_done_and_one_submitted
 
 
 def test_nodes_that_are_lost_are_no_failures_of_the_run(tmp_path):
-    for number in range(2 * STALLED):
-        life(tmp_path, number, faults=[{"kind": "RuntimeError", "step": 4}])
-        told = judge(tmp_path, life=number, code=1, state="NODE_FAIL")
-        record(tmp_path, number, told)
-        assert told["verdict"] == "again"
+    in_a_row(tmp_path, ["again"] * 2 * STALLED, failing_at(*[4] * 2 * STALLED), state="NODE_FAIL")
 
 
 @pytest.mark.parametrize(
@@ -460,16 +446,12 @@ def test_a_rank_ends_where_its_job_has_begun_another_life(tmp_path):
 
 
 def test_ranks_that_slurm_ended_without_a_word_are_started_again_but_not_for_ever(tmp_path):
-    verdicts = []
-    for number in range(STALLED):
-        place = life(tmp_path, number, begun=number > 0)
-        (place / "task-0.out").write_text(
-            "slurmstepd-n1: error: *** STEP 12.0 ON n1 CANCELLED AT 2026-11-22T15:29:52 ***\n"
-        )
-        told = judge(tmp_path, life=number, code=143)
-        record(tmp_path, number, told)
-        verdicts.append(told["verdict"])
-    assert verdicts == [*["again"] * (STALLED - 1), "failed"]
+    line = "slurmstepd-n1: error: *** STEP 12.0 ON n1 CANCELLED AT 2026-11-22T15:29:52 ***\n"
+
+    def write(folder, number):
+        (life(folder, number, begun=number > 0) / "task-0.out").write_text(line)
+
+    in_a_row(tmp_path, [*["again"] * (STALLED - 1), "failed"], write, code=143)
 
 
 def test_a_rank_that_the_machine_killed_is_told_rather_than_what_followed_from_it(tmp_path):
@@ -513,22 +495,17 @@ def test_a_judge_that_cannot_tell_how_far_the_run_came_starts_it_again_within_a_
     tmp_path, lines, checkpoints, step, words
 ):
     """Both ranks were killed before the first logged step, or a file of the run is damaged."""
-    verdicts = []
-    for number in range(STALLED + 1):
-        trained(tmp_path, number, lines=lines, checkpoints=checkpoints)
-        told = judge(tmp_path, life=number, code=1)
-        record(tmp_path, number, told)
-        verdicts.append(told["verdict"])
+
+    def write(folder, number):
+        trained(folder, number, lines=lines, checkpoints=checkpoints)
+        told = judge(folder, life=number, code=1)
         assert told["step"] == step and re.search(words, told["message"])
-    assert verdicts == [*["again"] * STALLED, "failed"]
+
+    in_a_row(tmp_path, [*["again"] * STALLED, "failed"], write)
 
 
 def test_killed_lives_that_come_further_by_their_checkpoints_are_started_again(tmp_path):
-    for number in range(3 * STALLED):
-        trained(tmp_path, number, checkpoints=(5 * number,))
-        told = judge(tmp_path, life=number, code=1)
-        record(tmp_path, number, told)
-        assert told["verdict"] == "again"
+    in_a_row(tmp_path, ["again"] * 3 * STALLED, lambda folder, at: trained(folder, at, checkpoints=(5 * at,)))
 
 
 @pytest.mark.parametrize(
@@ -662,10 +639,14 @@ def executor(tmp_path, **fields):
     return nemo_run.SlurmExecutor(**fields)
 
 
+def launched(task, on, **options):
+    return launch(task, on, **{"devices": 1, "nodes": 1, "check": False, **options})
+
+
 def test_a_job_runs_to_its_end_with_the_shipped_code_and_no_secret_in_anybodys_sight(program, tmp_path, capsys):
     task = Partial(program.work, place=str(tmp_path / "done"))
     variables = {"ODD": ODD, "MY_TOKEN": "canary-1f"}
-    result = launch(task, executor(tmp_path), devices=1, nodes=1, name="works", check=False, env=variables)
+    result = launched(task, executor(tmp_path), name="works", env=variables)
     assert (result.status, result.exit_code, result.jobs) == ("succeeded", 0, ("7",))
     assert (tmp_path / "done").read_text() == ODD + "canary-1f"
     assert result.log_dir is not None and (result.log_dir / "code" / "slurm_program.py").is_file()
@@ -680,7 +661,7 @@ def test_a_run_that_is_asked_to_stop_comes_back_by_itself_until_it_is_done(warm_
     # What the recipe of a real run has; a function that trains nothing has no such field.
     monkeypatch.setattr("nemo2.launch.slurm.start._resumes", lambda recipe: True)
     task = Partial(warm_program.stops_twice, place=str(tmp_path / "done"))
-    result = launch(task, executor(tmp_path), devices=1, nodes=1, name="stops", check=False)
+    result = launched(task, executor(tmp_path), name="stops")
     assert result.status == "succeeded" and (tmp_path / "done").read_text() == "3"
     assert (slurm / "scontrol.asked").read_text().count("requeue 7") == 2
 
@@ -690,7 +671,7 @@ def test_a_wrong_setting_is_told_in_its_own_words_and_not_tried_again(warm_progr
     with pytest.raises(
         RankFailure, match="rank 0 failed first: ConfigError: a=1 is not 2. Logs of all ranks: "
     ) as caught:
-        launch(Partial(warm_program.wrong, place=""), executor(tmp_path), devices=1, nodes=1, name="wrong", check=False)
+        launched(Partial(warm_program.wrong, place=""), executor(tmp_path), name="wrong")
     assert caught.value.rank == 0 and "requeue" not in (slurm / "scontrol.asked").read_text()
 
 
@@ -705,7 +686,7 @@ def test_a_wrong_setting_is_told_in_its_own_words_and_not_tried_again(warm_progr
 def test_what_slurm_refuses_is_said_in_its_words_with_what_to_look_at(program, tmp_path, monkeypatch, words, advice):
     monkeypatch.setenv("REFUSES", words)
     with pytest.raises(ConfigError, match=f"{re.escape(words)}.*{advice}"):
-        launch(Partial(program.wrong, place=""), executor(tmp_path), devices=1, nodes=1, name="x", check=False)
+        launched(Partial(program.wrong, place=""), executor(tmp_path), name="x")
 
 
 @pytest.mark.parametrize("launcher", ["torchrun", None])
@@ -713,7 +694,7 @@ def test_a_dry_run_prints_a_script_that_can_be_pasted(program, tmp_path, capsys,
     monkeypatch.setenv("COLUMNS", "20")
     task = Partial(program.work, place="x" * 200)
     on = executor(tmp_path, launcher=launcher)
-    result = launch(task, on, devices=1, nodes=1, name="dry", check=False, dryrun=True, env={"A": ODD})
+    result = launched(task, on, name="dry", dryrun=True, env={"A": ODD})
     assert result.status == "dryrun" and not (tmp_path / "jobs").exists()
     text = capsys.readouterr().out
     assert text.startswith("#!/bin/bash\n#SBATCH --job-name=dry\n")
@@ -725,7 +706,7 @@ def test_a_chain_is_submitted_each_after_the_one_before_and_cancelled_where_it_i
 ):
     monkeypatch.setenv("HELD", "1")
     task = Partial(warm_program.stops_twice, place=str(tmp_path / "done"))
-    result = launch(task, executor(tmp_path), devices=1, nodes=1, name="chain", check=False, detach=True, chain=3)
+    result = launched(task, executor(tmp_path), name="chain", detach=True, chain=3)
     folder = result.log_dir
     assert folder is not None and (folder / "chain").read_text().split() == ["7", "7", "7"]
     asked = (slurm / "sbatch.asked").read_text().splitlines()
@@ -750,8 +731,15 @@ def test_a_chain_of_which_slurm_refuses_a_link_leaves_no_job(program, tmp_path, 
 
     monkeypatch.setattr(queue, "submit", submitted)
     with pytest.raises(ConfigError, match="refuses"):
-        launch(Partial(program.work, place=""), executor(tmp_path), devices=1, nodes=1, check=False, chain=3)
+        launched(Partial(program.work, place=""), executor(tmp_path), chain=3)
     assert (slurm / "scancel.asked").read_text() == "8 9\n"
+
+
+def job_of_executor(**fields):
+    on = nemo_run.SlurmExecutor(
+        **{"account": "a", "time": "", "tunnel": nemo_run.LocalTunnel(job_dir="/jobs"), **fields}
+    )
+    return job_of(on, ClusterSettings(), name="x", experiment_id="x_1", devices=2, nodes=1)
 
 
 @pytest.mark.parametrize(
@@ -774,15 +762,7 @@ def test_a_chain_of_which_slurm_refuses_a_link_leaves_no_job(program, tmp_path, 
 )
 def test_what_a_run_of_ranks_cant_have_is_refused(fields, message):
     with pytest.raises(ConfigError, match=message):
-        unusable = nemo_run.SlurmExecutor(account="a", tunnel=nemo_run.LocalTunnel(job_dir="/jobs"), **fields)
-        job_of(unusable, ClusterSettings(), name="x", experiment_id="x_1", devices=2, nodes=1)
-
-
-def job_of_executor(**fields):
-    on = nemo_run.SlurmExecutor(
-        **{"account": "a", "time": "", "tunnel": nemo_run.LocalTunnel(job_dir="/jobs"), **fields}
-    )
-    return job_of(on, ClusterSettings(), name="x", experiment_id="x_1", devices=2, nodes=1)
+        job_of_executor(**fields)
 
 
 @pytest.mark.parametrize("gres", ["gpu:2", "gpu:h100:8", "gres/gpu:2", "gpu:a:1,gpu:b:1", "nvme:1", "gpu=2"])

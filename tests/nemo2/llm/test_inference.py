@@ -2,12 +2,16 @@
 """Completions from a checkpoint: built from its context, in any layout, the same on every rank."""
 
 import json
+import os
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from nemo2 import llm
+from nemo2.cli import main
 from support import small_runs
 
 PROMPTS = ["ab", "longer one"]
@@ -25,8 +29,6 @@ def save(directory: str) -> None:
 def complete(
     path: str, *, layout: dict[str, Any] | None = None, output: str | None = None, **options: Any
 ) -> list[Any]:
-    from nemo2 import llm
-
     small_runs.quiet()
     trainer = small_runs.build_trainer(max_steps=1, **layout) if layout else None
     arguments = {"max_new_tokens": 4, "temperature": 0.0, **options}
@@ -34,31 +36,57 @@ def complete(
     return [(result.prompt, result.text) for result in results]
 
 
+LAYOUTS: tuple[dict[str, Any], ...] = (
+    {"tensor_model_parallel_size": 2, "sequence_parallel": True},
+    {"pipeline_model_parallel_size": 2, "pipeline_dtype": torch.float32},
+)
+
+
+def save_and_complete(directory: str) -> list[Any]:
+    save(directory)
+    small_runs.release()
+    found = []
+    for layout in LAYOUTS:
+        found.append(complete(f"{directory}/checkpoints/step=2", layout=layout))
+        small_runs.release()
+    return found
+
+
+def in_one_process(directory: str) -> dict[str, Any]:
+    """All that one process says of the checkpoint."""
+    found: dict[str, Any] = {"alone": complete(directory, output=f"{directory}/out.jsonl"), "drawn": []}
+    small_runs.release()
+    for seed in (1, 1, 2):
+        found["drawn"].append(complete(directory, temperature=1.0, random_seed=seed, max_new_tokens=8))
+        small_runs.release()
+    found["nemo's"] = complete_as_nemo(directory, directory)
+    small_runs.release()
+    return found | {"pipes": through_pipes(directory, directory)}
+
+
 @pytest.fixture(scope="module")
-def run(run_on_ranks, tmp_path_factory) -> Path:
-    directory = tmp_path_factory.mktemp("run")
-    run_on_ranks(save, 2, str(directory))
-    return directory
+def directory(tmp_path_factory) -> Path:
+    return tmp_path_factory.mktemp("run")
 
 
-def test_a_checkpoint_answers_the_same_in_every_layout(run_on_ranks, run, tmp_path):
-    alone = run_on_ranks(complete, 1, str(run), output=str(tmp_path / "out.jsonl"))[0]
-    path = str(run / "checkpoints" / "step=2")
-    for layout in (
-        {"tensor_model_parallel_size": 2, "sequence_parallel": True},
-        {"pipeline_model_parallel_size": 2, "pipeline_dtype": torch.float32},
-    ):
-        assert run_on_ranks(complete, 2, path, layout=layout) == [alone, alone]
-    assert [prompt for prompt, _ in alone] == PROMPTS
-    lines = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
-    assert [(line["prompt"], line["text"]) for line in lines] == alone
+@pytest.fixture(scope="module")
+def two(run_on_ranks, directory) -> list[list[Any]]:
+    return run_on_ranks(save_and_complete, 2, str(directory))
+
+
+@pytest.fixture(scope="module")
+def one(run_on_ranks, directory, two) -> dict[str, Any]:
+    return run_on_ranks(in_one_process, 1, str(directory))[0]
+
+
+def test_a_checkpoint_answers_the_same_in_every_layout(one, two, directory):
+    assert two == [[one["alone"]] * len(LAYOUTS)] * 2
+    assert [prompt for prompt, _ in one["alone"]] == PROMPTS
+    lines = [json.loads(line) for line in (directory / "out.jsonl").read_text().splitlines()]
+    assert [(line["prompt"], line["text"]) for line in lines] == one["alone"]
 
 
 def complete_as_nemo(path: str, folder: str) -> dict[str, Any]:
-    from types import SimpleNamespace
-
-    from nemo2 import llm
-
     small_runs.quiet()
     params = SimpleNamespace(
         num_tokens_to_generate=4, temperature=1.0, top_k=1, top_p=0.0, return_log_probs=False, top_n_logprobs=0
@@ -100,10 +128,9 @@ def complete_as_nemo(path: str, folder: str) -> dict[str, Any]:
     return found
 
 
-def test_nemos_signature_order_and_parameters_are_taken(run_on_ranks, run, tmp_path):
-    [alone] = run_on_ranks(complete, 1, str(run))
-    [found] = run_on_ranks(complete_as_nemo, 1, str(run), str(tmp_path))
-    assert found["positional"] == found["file"] == [text for _, text in alone], "top_k=1 is the likeliest token"
+def test_nemos_signature_order_and_parameters_are_taken(one):
+    found = one["nemo's"]
+    assert found["positional"] == found["file"] == [text for _, text in one["alone"]], "top_k=1 is the likeliest token"
     assert [line["prediction"] for line in found["lines"]] == found["file"]
     whole, stopped = found["stopped"]
     assert stopped == whole[: whole.index(whole[-1])]
@@ -131,9 +158,6 @@ def test_nemos_signature_order_and_parameters_are_taken(run_on_ranks, run, tmp_p
 
 def through_pipes(path: str, folder: str) -> dict[str, Any]:
     """Prompts of standard input, completed to standard output by the command."""
-    import os
-
-    from nemo2.cli import main
 
     def piped(text: str, *arguments: str) -> tuple[int, list[str]]:
         given, made = Path(folder) / "given", Path(folder) / "made"
@@ -159,9 +183,8 @@ def through_pipes(path: str, folder: str) -> dict[str, Any]:
     }
 
 
-def test_the_command_reads_lines_from_a_pipe_and_writes_nothing_else_into_the_next(run_on_ranks, run, tmp_path):
-    [alone] = run_on_ranks(complete, 1, str(run))
-    [found] = run_on_ranks(through_pipes, 1, str(run), str(tmp_path))
+def test_the_command_reads_lines_from_a_pipe_and_writes_nothing_else_into_the_next(one):
+    alone, found = one["alone"], one["pipes"]
     code, (before, *lines) = found["lines"]
     assert code == 0 and before == "before", "`>> FILE` keeps what is in the file"
     records = [json.loads(line) for line in lines]
@@ -169,9 +192,6 @@ def test_the_command_reads_lines_from_a_pipe_and_writes_nothing_else_into_the_ne
     assert found["twice"][0] == found["empty"][0] == 2
 
 
-def test_sampling_follows_the_seed(run_on_ranks, run):
-    drawn = [
-        run_on_ranks(complete, 1, str(run), temperature=1.0, random_seed=seed, max_new_tokens=8)[0]
-        for seed in (1, 1, 2)
-    ]
-    assert drawn[0] == drawn[1] != drawn[2]
+def test_sampling_follows_the_seed(one):
+    first, same, other = one["drawn"]
+    assert first == same != other

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the released models compute where Megatron-Core or NeMo 2.0 compute something else, by transformers' own modules."""
 
+import itertools
 from importlib import import_module
 from typing import Any
 
@@ -17,6 +18,7 @@ from nemo2.models.deepseek import DeepSeekV2Config, DeepSeekV3Config
 from nemo2.models.llama4 import Llama4Experts16Config, Llama4Experts128Config
 from nemo2.models.rotary import scale_rotary_frequencies
 from support import small_runs
+from support.ranks import each
 from support.small_runs import start_megatron
 
 TINY: dict[str, Any] = small_runs.MODEL | {"num_query_groups": 4, "vocab_size": 96, "seq_length": 32, "kv_channels": 8}
@@ -65,11 +67,10 @@ def chosen(layout: dict[str, Any], replay: bool) -> list[dict[str, Any]]:
     return found
 
 
-@pytest.mark.parametrize("replay", [False, True])
-def test_deepseek_v2_picks_the_experts_that_the_release_picks(run_on_ranks: Any, replay: bool) -> None:
+def test_deepseek_v2_picks_the_experts_that_the_release_picks(run_on_ranks: Any) -> None:
     layout = {"tensor_model_parallel_size": 2, "expert_model_parallel_size": 2, "expert_tensor_parallel_size": 1}
     for ranks, sizes in ((2, layout), (1, dict.fromkeys(layout, 1))):
-        for routers in run_on_ranks(chosen, ranks, sizes, replay):
+        for routers in itertools.chain(*run_on_ranks(each, ranks, chosen, [(sizes, False), (sizes, True)])):
             assert len(routers) == 2  # of the decoder, and of the further prediction
             for router in routers:
                 torch.testing.assert_close(router["ours"], router["theirs"], rtol=1e-5, atol=1e-6)
@@ -230,14 +231,12 @@ def chunked_attention(lengths: list[int], rooms: list[int] | None, chunk: int) -
     return {"found": found.detach(), "expected": expected.detach(), "gradients": gradients}
 
 
-@pytest.mark.parametrize(
-    ("lengths", "rooms"), [([24], None), ([21], None), ([9], None), ([8], None), ([5], None), ([19, 3, 8], [20, 3, 9])]
-)
-def test_chunks_need_not_divide_a_sequence(run_on_ranks: Any, lengths: list[int], rooms: list[int] | None) -> None:
-    found = run_on_ranks(chunked_attention, 1, lengths, rooms, 8)[0]
-    torch.testing.assert_close(found["found"], found["expected"])
-    for ours, theirs in zip(*found["gradients"], strict=True):
-        torch.testing.assert_close(ours, theirs)
+def test_chunks_need_not_divide_a_sequence(run_on_ranks: Any) -> None:
+    cases = [*(([length], None, 8) for length in (24, 21, 9, 8, 5)), ([19, 3, 8], [20, 3, 9], 8)]
+    for found in run_on_ranks(each, 1, chunked_attention, cases)[0]:
+        torch.testing.assert_close(found["found"], found["expected"])
+        for ours, theirs in zip(*found["gradients"], strict=True):
+            torch.testing.assert_close(ours, theirs)
 
 
 def llama4_at_other_lengths() -> dict[str, torch.Tensor]:

@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Losses that Megatron-Core keeps in trackers: forgotten between models, and logged as what they are."""
 
-from pathlib import Path
 from typing import Any
 
+import lightning.pytorch as pl
 import pytest
 import torch
+from megatron.core.transformer.moe.router import TopKRouter
 
+from nemo2.models.ssm import MambaModel, SSMConfig
 from support import small_runs
 
 EXPERTS = {
@@ -16,24 +18,8 @@ EXPERTS = {
 STEPS, EVERY = 4, 2
 
 
-def train_deeper_and_deeper() -> list[float]:
-    from nemo2.models.ssm import MambaModel, SSMConfig
-
-    hybrid = {"hybrid_override_pattern": "M*-E", "mamba_num_groups": 2, "mamba_head_dim": 8, "mamba_state_dim": 8}
-    models = [small_runs.build_llama(num_layers=layers, **EXPERTS) for layers in (2, 3)]
-    models.append(MambaModel(SSMConfig(**small_runs.MODEL | EXPERTS | hybrid | {"num_layers": 4})))
-    return [loss for model in models for loss in small_runs.fit(model, max_steps=1)["losses"]]
-
-
-def test_a_deeper_model_trains_after_a_shallower_one(run_on_ranks: Any) -> None:
-    assert len(run_on_ranks(train_deeper_and_deeper, 1)[0]) == 3
-
-
 def logged(config: dict[str, Any], **options: Any) -> dict[str, Any]:
     """The metrics of a run that logs every second step, and by hand what the routers decided in it, by layer."""
-    import lightning.pytorch as pl
-    from megatron.core.transformer.moe.router import TopKRouter
-
     lines: list[dict[str, float]] = []
     seen: dict[int, list[tuple[float, float]]] = {}
 
@@ -63,13 +49,71 @@ def logged(config: dict[str, Any], **options: Any) -> dict[str, Any]:
     model = small_runs.build_llama(**config)
     trainer = {"log_every_n_steps": EVERY} | options.pop("trainer", {})
     record = small_runs.fit(model, max_steps=STEPS, callbacks=[Watch()], trainer=trainer, **options)
+    small_runs.release()
     return {"lines": lines, "seen": seen, "losses": record["losses"]}
 
 
-@pytest.mark.parametrize("freq", [1, [0, 1]])
-def test_router_losses_are_means_over_the_steps_since_the_last_line(run_on_ranks: Any, freq: Any) -> None:
-    config = {**EXPERTS, "moe_z_loss_coeff": 0.001, "moe_layer_freq": freq}
-    found = run_on_ranks(logged, 1, config)[0]
+def train_deeper_and_deeper() -> list[float]:
+    hybrid = {"hybrid_override_pattern": "M*-E", "mamba_num_groups": 2, "mamba_head_dim": 8, "mamba_state_dim": 8}
+    models = [small_runs.build_llama(num_layers=layers, **EXPERTS) for layers in (2, 3)]
+    models.append(MambaModel(SSMConfig(**small_runs.MODEL | EXPERTS | hybrid | {"num_layers": 4})))
+    return [loss for model in models for loss in small_runs.fit(model, max_steps=1)["losses"]]
+
+
+FREQUENCIES: list[Any] = [1, [0, 1]]
+# The first layer is dense: with a pipeline the first stage, which logs, has no router.
+ROUTED = {**EXPERTS, "moe_z_loss_coeff": 0.001, "moe_layer_freq": [0, 1], "add_bias_linear": False}
+FURTHER = {"mtp_num_layers": 1, "position_embedding_type": "rope"}
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "pp": {"pipeline_model_parallel_size": 2},
+    "tp": {"tensor_model_parallel_size": 2, "sequence_parallel": True},
+    "ep": {"expert_model_parallel_size": 2},
+}
+
+
+def in_one_process(folder: str) -> dict[str, Any]:
+    """Also leaves checkpoints of one step, for layouts that would draw other weights."""
+    found: dict[str, Any] = {"deeper": train_deeper_and_deeper(), "dense": logged({})}
+    for freq in FREQUENCIES:
+        found[f"freq {freq}"] = logged({**EXPERTS, "moe_z_loss_coeff": 0.001, "moe_layer_freq": freq})
+    for name, config in (("routed", ROUTED), ("further", FURTHER)):
+        keep = small_runs.keep(f"{folder}/{name}", every_n_train_steps=1, monitor=None)
+        small_runs.fit(small_runs.build_llama(**config), max_steps=1, callbacks=[keep])
+        found[name] = lines_of(config, f"{folder}/{name}")
+    return found
+
+
+def on_two_ranks(folder: str) -> dict[str, Any]:
+    found = {name: lines_of(ROUTED, f"{folder}/routed", **layout) for name, layout in LAYOUTS.items()}
+    return found | {"further": lines_of(FURTHER, f"{folder}/further", **LAYOUTS["pp"])}
+
+
+def lines_of(config: dict[str, Any], folder: str, **layout: Any) -> list[dict[str, float]]:
+    return logged(config, ckpt_path=f"{folder}/step=1", **layout)["lines"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: Any) -> str:
+    return str(tmp_path_factory.mktemp("tracked"))
+
+
+@pytest.fixture(scope="module")
+def one(run_on_ranks: Any, folder: str) -> dict[str, Any]:
+    return run_on_ranks(in_one_process, 1, folder)[0]
+
+
+@pytest.fixture(scope="module")
+def two(run_on_ranks: Any, folder: str, one: Any) -> list[dict[str, Any]]:
+    return run_on_ranks(on_two_ranks, 2, folder)
+
+
+def test_a_deeper_model_trains_after_a_shallower_one(one: Any) -> None:
+    assert len(one["deeper"]) == 3
+
+
+@pytest.mark.parametrize("freq", FREQUENCIES)
+def test_router_losses_are_means_over_the_steps_since_the_last_line(one: Any, freq: Any) -> None:
+    found = one[f"freq {freq}"]
     assert len(found["lines"]) == STEPS // EVERY
     count = small_runs.GBS // small_runs.MBS * EVERY
     for index, line in enumerate(found["lines"]):
@@ -81,53 +125,24 @@ def test_router_losses_are_means_over_the_steps_since_the_last_line(run_on_ranks
         assert line["load_balancing_loss"] > 0.9
 
 
-def begin(config: dict[str, Any], folder: str) -> None:
-    """A checkpoint of one step, for layouts that would draw other weights."""
-    from nemo2 import ModelCheckpoint
-
-    saves = ModelCheckpoint(
-        dirpath=folder, every_n_train_steps=1, save_optim_on_train_end=True, filename="{step}", save_last=False, monitor=None
-    )  # fmt: skip
-    small_runs.fit(small_runs.build_llama(**config), max_steps=1, callbacks=[saves])
-
-
-def lines_of(config: dict[str, Any], folder: str, layout: dict[str, Any]) -> list[dict[str, float]]:
-    (checkpoint,) = (path for path in Path(folder).iterdir() if path.is_dir())
-    return logged(config, ckpt_path=checkpoint, **layout)["lines"]
-
-
-@pytest.mark.parametrize(
-    "layout",
-    [
-        {"pipeline_model_parallel_size": 2},
-        {"tensor_model_parallel_size": 2, "sequence_parallel": True},
-        {"expert_model_parallel_size": 2},
-    ],
-)
-def test_every_rank_logs_what_one_process_does(run_on_ranks: Any, layout: dict[str, Any], tmp_path: Path) -> None:
-    # The first layer is dense: with a pipeline the first stage, which logs, has no router.
-    config = {**EXPERTS, "moe_z_loss_coeff": 0.001, "moe_layer_freq": [0, 1], "add_bias_linear": False}
-    run_on_ranks(begin, 1, config, str(tmp_path))
-    (alone,) = run_on_ranks(lines_of, 1, config, str(tmp_path), {})
-    for lines in run_on_ranks(lines_of, 2, config, str(tmp_path), layout):
-        assert len(lines) == len(alone) == 2
-        for one, other in zip(alone, lines, strict=True):
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_every_rank_logs_what_one_process_does(one: Any, two: Any, layout: str) -> None:
+    # Replicas balance their own tokens each: a mean of losses, not the loss of a mean.
+    tolerance = 0.05 if layout == "ep" else 1e-4
+    for lines in (rank[layout] for rank in two):
+        assert len(lines) == len(one["routed"]) == 2
+        for alone, line in zip(one["routed"], lines, strict=True):
             for name in ("load_balancing_loss", "z_loss"):
-                # Replicas balance their own tokens each: a mean of losses, not the loss of a mean.
-                tolerance = 0.05 if "expert_model_parallel_size" in layout else 1e-4
-                assert other[name] == pytest.approx(one[name], rel=tolerance)
+                assert line[name] == pytest.approx(alone[name], rel=tolerance)
 
 
-def test_losses_of_further_tokens_are_logged_on_every_stage(run_on_ranks: Any, tmp_path: Path) -> None:
-    config = {"mtp_num_layers": 1, "position_embedding_type": "rope"}
-    run_on_ranks(begin, 1, config, str(tmp_path))
-    (alone,) = run_on_ranks(lines_of, 1, config, str(tmp_path), {})
+def test_losses_of_further_tokens_are_logged_on_every_stage(one: Any, two: Any) -> None:
+    alone = one["further"]
     assert 3.0 < alone[0]["mtp_1_loss"] < 5.5  # 64 ids: about log(64)
     assert alone[0]["mtp_1_loss"] != alone[0]["reduced_train_loss"]
-    for lines in run_on_ranks(lines_of, 2, config, str(tmp_path), {"pipeline_model_parallel_size": 2}):
+    for lines in (rank["further"] for rank in two):
         assert [line["mtp_1_loss"] for line in lines] == pytest.approx([line["mtp_1_loss"] for line in alone], rel=1e-4)
 
 
-def test_a_dense_model_logs_none(run_on_ranks: Any) -> None:
-    (found,) = run_on_ranks(logged, 1, {})
-    assert set(found["lines"][0]) == {"reduced_train_loss"}
+def test_a_dense_model_logs_none(one: Any) -> None:
+    assert set(one["dense"]["lines"][0]) == {"reduced_train_loss"}

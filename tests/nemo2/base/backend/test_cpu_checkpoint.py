@@ -3,11 +3,12 @@
 
 import inspect
 import os
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from support.waiting import wait_for_end
 
 STEPS_BEFORE, STEPS_AFTER = 2, 2
 
@@ -129,11 +130,7 @@ def test_the_process_behind_the_writers_queue_ends_with_its_rank(run_on_ranks):
     # The rank leaves by os._exit, so nothing but the server itself could have ended it. Its group is killed as well,
     # hence a new session.
     pid = run_on_ranks(in_own_session, 1, init_process_group=False)[0]
-    for _ in range(100):
-        if not _alive(pid):
-            break
-        time.sleep(0.1)
-    assert not _alive(pid)
+    wait_for_end(pid)
 
 
 def in_own_session() -> int:
@@ -146,10 +143,3 @@ def in_own_session() -> int:
         os._exit(0)
     os.waitpid(child, 0)
     return int(os.read(reader, 32))
-
-
-def _alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False

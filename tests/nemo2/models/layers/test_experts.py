@@ -8,6 +8,7 @@ import torch
 from megatron.core import parallel_state, tensor_parallel
 
 from support import small_runs
+from support.ranks import each
 from support.small_runs import device
 
 CASES: dict[str, tuple[list[int], dict[str, Any]]] = {
@@ -119,12 +120,13 @@ def exchange(sizes: list[int]) -> list[list[float]]:
     return [whole[:, 0].tolist(), gradient[:, 0].tolist()]
 
 
-@pytest.mark.parametrize("sizes", [[3, 1], [0, 2], [2, 2], [0, 0]])
-def test_ranks_with_different_numbers_of_tokens_exchange_them(run_on_ranks, sizes):
-    rows = [1.0] * sizes[0] + [2.0] * sizes[1]
-    places = [2.0 * place for place in range(1, 1 + len(rows))]  # from both ranks
-    answers = run_on_ranks(exchange, 2, sizes)
-    assert answers == [[rows, places[: sizes[0]]], [rows, places[sizes[0] :]]]
+def test_ranks_with_different_numbers_of_tokens_exchange_them(run_on_ranks):
+    cases = [[3, 1], [0, 2], [2, 2], [0, 0]]
+    ranks = run_on_ranks(each, 2, exchange, [(sizes,) for sizes in cases])
+    for sizes, *answers in zip(cases, *ranks, strict=True):
+        rows = [1.0] * sizes[0] + [2.0] * sizes[1]
+        places = [2.0 * place for place in range(1, 1 + len(rows))]  # from both ranks
+        assert answers == [[rows, places[: sizes[0]]], [rows, places[sizes[0] :]]]
 
 
 OVERLAPPED = {

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from support import small_runs
+from support.ranks import each
 
 LOSSES = {
     "moe_router_load_balancing_type": ["aux_loss", "seq_aux_loss", "global_aux_loss"],
@@ -61,25 +62,31 @@ def routed(padding: list[list[bool]] | None, per_token: bool = True, ranks: int 
     }
 
 
-@pytest.mark.parametrize("per_token", [True, False])
-def test_padding_has_no_gradient_and_is_not_counted_for_the_bias(run_on_ranks: Any, per_token: bool) -> None:
-    padding = [[False] * 6, [False] * 2 + [True] * 4]
-    (found,) = run_on_ranks(routed, 1, padding, per_token)
-    assert found["counted"] == 2 * 8
-    for flags, norms in zip(padding, found["by_token"], strict=True):
-        assert all((norm == 0) is flag for flag, norm in zip(flags, norms, strict=True))
+PADDING = [[False] * 6, [False] * 2 + [True] * 4]
+ALONE: list[tuple[Any, bool]] = [(PADDING, True), (PADDING, False), ([[True] * 6] * 2, True), (None, True)]
 
 
-def test_a_micro_batch_of_padding_has_gradients_of_zero(run_on_ranks: Any) -> None:
-    (found,) = run_on_ranks(routed, 1, [[True] * 6] * 2)
-    assert (found["counted"], found["by_token"]) == (0.0, [[0.0] * 6] * 2)
+@pytest.fixture(scope="module")
+def alone(run_on_ranks: Any) -> list[dict[str, Any]]:
+    """In one process, by `ALONE`."""
+    return run_on_ranks(each, 1, routed, ALONE)[0]
 
 
-@pytest.mark.parametrize("padding", [None, [[False] * 6, [False] * 2 + [True] * 4]])
-def test_ranks_that_share_a_sequence_have_the_gradient_of_the_whole(run_on_ranks: Any, padding: Any) -> None:
+def test_padding_has_no_gradient_and_is_not_counted_for_the_bias(alone: Any) -> None:
+    for found in alone[:2]:
+        assert found["counted"] == 2 * 8
+        for flags, norms in zip(PADDING, found["by_token"], strict=True):
+            assert all((norm == 0) is flag for flag, norm in zip(flags, norms, strict=True))
+
+
+def test_a_micro_batch_of_padding_has_gradients_of_zero(alone: Any) -> None:
+    assert (alone[2]["counted"], alone[2]["by_token"]) == (0.0, [[0.0] * 6] * 2)
+
+
+def test_ranks_that_share_a_sequence_have_the_gradient_of_the_whole(run_on_ranks: Any, alone: Any) -> None:
     """Behind the first pipeline stage a rank is given the mask of all of the sequence."""
-    (whole,) = run_on_ranks(routed, 1, padding)
-    parts = run_on_ranks(routed, 2, padding, ranks=2)
-    torch.testing.assert_close(
-        torch.tensor([token for part in parts for token in part["gradient"]]), torch.tensor(whole["gradient"])
-    )
+    ranks = run_on_ranks(each, 2, routed, [(None, True, 2), (PADDING, True, 2)])
+    for whole, parts in zip((alone[3], alone[0]), zip(*ranks, strict=True), strict=True):
+        torch.testing.assert_close(
+            torch.tensor([token for part in parts for token in part["gradient"]]), torch.tensor(whole["gradient"])
+        )

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`nemo2 plan`: its exit codes, its JSON, and its figures."""
 
-import contextlib
-import io
 import json
 import math
 from pathlib import Path
@@ -10,32 +8,25 @@ from typing import Any
 
 import pytest
 
+from nemo2.cli.adapter import described
+from nemo2.cli.plan import plan
+from support.printed import printed
 
-def commands(page: str) -> list[tuple[int, str]]:
-    from nemo2.cli import main
-    from nemo2.cli.adapter import described
-    from nemo2.cli.plan import plan
-
-    results = []
-    for arguments in (
-        ["llama_tiny", "--gpus", "H100x2", "--tokens", "1e9", "--cost-per-gpu-hour", "2", "--json"],
-        ["llama3_8b", "--gpus", "RTX4090x8"],
-        ["llama_tiny", "--gpus", "H100x8", "--search", "--limit", "2", "--global-batch", "64", "--html", page],
-        ["llama_tiny", "--gpus", "H100x2", "--tokens", "-1"],
-        ["llama_tiny", "strategy.context_parallel_size=3", "--gpus", "H100x2"],
-        described(plan)[2].split()[2:],
-    ):
-        out = io.StringIO()
-        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
-            code = main(["plan", *arguments])
-        results.append((code, out.getvalue()))
-    return results
+LINES = (
+    "plan llama_tiny --gpus H100x2 --tokens 1e9 --cost-per-gpu-hour 2 --json",
+    "plan llama3_8b --gpus RTX4090x8",
+    "plan llama_tiny --gpus H100x8 --search --limit 2 --global-batch 64 --html PAGE",
+    "plan llama_tiny --gpus H100x2 --tokens -1",
+    "plan llama_tiny strategy.context_parallel_size=3 --gpus H100x2",
+    described(plan)[2].removeprefix("nemo2 "),
+)
 
 
 @pytest.fixture(scope="module")
 def ran(run_on_ranks: Any, tmp_path_factory: Any) -> tuple[list[tuple[int, str]], Path]:
     page = tmp_path_factory.mktemp("plan") / "layouts.html"
-    return run_on_ranks(commands, 1, str(page), init_process_group=False)[0], page
+    lines = [line.replace("PAGE", str(page)) for line in LINES]
+    return run_on_ranks(printed, 1, *lines, init_process_group=False)[0], page
 
 
 def test_the_figures_of_a_plan_agree_with_each_other(ran: Any) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from bench.planner.rows import decoder
+from bench.planner.rows import decoder, shapes
 from nemo2.base.gpus import NAMES, gpu
 from nemo2.models.parts import Attention
 from nemo2.models.shape import ModelShape
@@ -19,62 +19,50 @@ from nemo2.preflight.planner.layer_time import seen
 from nemo2.preflight.planner.memory import predict_memory
 from nemo2.preflight.planner.step_time import predict
 
-
-def shape(
-    layers: int, hidden: int, heads: int, kv_heads: int, head_dim: int, ffn: int, vocab: int, **more: Any
-) -> ModelShape:
-    sizes: dict[str, Any] = {
-        "layers": layers,
-        "hidden": hidden,
-        "heads": heads,
-        "kv_heads": kv_heads,
-        "head_dim": head_dim,
-        "ffn": ffn,
-    }
-    return decoder(**sizes, vocab=vocab, **more)
-
-
-LATENT = {"q_lora_rank": 1536, "kv_lora_rank": 512, "qk_pos_emb_head_dim": 64, "mtp_num_layers": 1}
-MIXERS = {"mamba_head_dim": 64, "mamba_state_dim": 128, "mamba_num_groups": 8}
-BLOCKS = "MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME"
-# layers, hidden, heads, kv_heads, head_dim, ffn, vocab
+PUBLISHED = shapes()
 SHAPES = {
-    "tiny": shape(2, 64, 4, 2, 16, 256, 1000),
-    "8b": shape(32, 4096, 32, 8, 128, 14336, 128256),
-    "405b": shape(126, 16384, 128, 8, 128, 53248, 128256),
-    "windows": shape(
-        42, 3584, 16, 8, 256, 14336, 256000, window_size=(4095, 0), window_attn_skip_freq=2, tied=True
+    "tiny": decoder(layers=2, hidden=64, heads=4, kv_heads=2, head_dim=16, ffn=256, vocab=1000),
+    "8b": PUBLISHED["llama3-8b"],
+    "405b": PUBLISHED["llama3.1-405b"],
+    "windows": decoder(
+        layers=42, hidden=3584, heads=16, kv_heads=8, head_dim=256, ffn=14336, vocab=256000, tied=True,
+        window_size=(4095, 0), window_attn_skip_freq=2,
     ),
-    "few experts": shape(32, 4096, 32, 8, 128, 14336, 32000, experts=8, topk=2, moe_ffn=14336),
-    "one choice": shape(
-        48, 5120, 40, 8, 128, 16384, 202048, experts=128, topk=1, moe_ffn=8192, shared_ffn=8192, dense_layers=24
+    "few experts": PUBLISHED["mixtral-8x7b"],
+    "one choice": PUBLISHED["llama4-maverick-400b-e128"],
+    "latent attention": PUBLISHED["deepseek-v3"],
+    "hybrid": PUBLISHED["nemotron3-nano-30b-a3b"],
+    "mixers alone": decoder(
+        layers=56, hidden=4096, heads=32, kv_heads=8, head_dim=128, ffn=0, vocab=256000,
+        hybrid_override_pattern="M" * 56, mamba_head_dim=64, mamba_state_dim=128, mamba_num_groups=8,
     ),
-    "latent attention": shape(
-        61, 7168, 128, 128, 128, 18432, 129280, experts=256, topk=8, moe_ffn=2048, shared_ffn=2048, dense_layers=3, **LATENT
-    ),
-    "hybrid": shape(
-        52, 2688, 32, 2, 128, 1856, 131072, gated=False, experts=128, topk=6, moe_ffn=1856, shared_ffn=3712,
-        hybrid_override_pattern=BLOCKS, mamba_num_heads=64, **MIXERS,
-    ),
-    "mixers alone": shape(56, 4096, 32, 8, 128, 0, 256000, hybrid_override_pattern="M" * 56, **MIXERS),
 }  # fmt: skip
 PARTS = (("core_attn",), ("mlp",), ("moe",), ("moe_act", "layernorm"), ("mla_up_proj",))
 HELPS = (
-    *("overlap_grad", "overlap_param", "overlap_tp", "overlap_pp", "overlap_ep", "cuda_graphs"),
-    *("graphed_experts", "fused_experts", "capacity", "compiled", "low_attention"),
+    "overlap_grad",
+    "overlap_param",
+    "overlap_tp",
+    "overlap_pp",
+    "overlap_ep",
+    "cuda_graphs",
+    "graphed_experts",
+    "fused_experts",
+    "capacity",
+    "compiled",
+    "low_attention",
 )
 
 
-def drawn(model: ModelShape, rng: random.Random) -> Job:
+def drawn(shape: ModelShape, rng: random.Random) -> Job:
     """Anything from one GPU to 16,384, tensor-parallel over machines too, experts over as many ranks as divide."""
     sizes = {"tp": (1, 1, 2, 4, 8, 16, 64), "pp": (1, 1, 2, 4, 16), "cp": (1, 1, 2, 16), "dp": (1, 1, 2, 3, 8, 64, 512)}
     tp, pp, cp, dp = (rng.choice(sizes[name]) for name in sizes)
     if tp * pp * cp * dp > 16384:
-        return drawn(model, rng)
+        return drawn(shape, rng)
     ranks = tp * cp * dp
     ep = etp = 1
-    if model.experts:
-        ep = rng.choice([size for size in (1, 2, 8, 16, 64, 128) if model.experts % size == ranks % size == 0])
+    if shape.experts:
+        ep = rng.choice([size for size in (1, 2, 8, 16, 64, 128) if shape.experts % size == ranks % size == 0])
         etp = rng.choice([size for size in (1, 2, 8) if ranks % (ep * size) == 0 and size <= tp])
     micro, micro_batches = rng.choice((1, 2, 8)), rng.choice((1, 2, 8, 64, 1024))
     return Job(
@@ -146,13 +134,13 @@ def utilisation(shape: ModelShape, job: Job, tokens_per_second: float) -> float:
 
 @pytest.mark.parametrize("name", SHAPES)
 def test_no_job_is_impossible_and_what_helps_helps(name: str) -> None:
-    model, rng = SHAPES[name], random.Random(name)
+    shape, rng = SHAPES[name], random.Random(name)
     for _ in range(60):
-        job = drawn(model, rng)
-        step, memory, told = predict(model, job), predict_memory(model, job), band(model, job)
+        job = drawn(shape, rng)
+        step, memory, told = predict(shape, job), predict_memory(shape, job), band(shape, job)
         assert math.isfinite(step.total) and min(step.parts.values()) >= 0, job
-        assert 0 < utilisation(model, job, step.tokens_per_second_per_gpu) < 0.85, job
+        assert 0 < utilisation(shape, job, step.tokens_per_second_per_gpu) < 0.85, job
         assert math.isfinite(memory.used) and min(memory.parts.values()) >= 0, job
         assert 0 < told.low <= 1 <= told.high, job
         for what, better in faster_ways(job):
-            assert predict(model, better).total <= step.total * (1 + 1e-9), (what, job)
+            assert predict(shape, better).total <= step.total * (1 + 1e-9), (what, job)

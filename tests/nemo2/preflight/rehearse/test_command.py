@@ -1,37 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
 """`nemo2 rehearse`: its exit codes, its JSON, its page."""
 
-import contextlib
-import io
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from support.printed import printed
 
-def commands(page: str) -> list[tuple[int, str]]:
-    from nemo2.cli import main
-
-    results = []
-    for arguments in (
-        ["llama_tiny", "--gpus", "H100x2", "--json", "--html", page],
-        ["llama_tiny", "model.config.hidden_size=16384", "--gpus", "RTX4090x2", "--no-advice"],
-        ["llama_tiny", "--gpus", "H1000"],
-        ["llama_tiny", "strategy.context_parallel_size=3", "--gpus", "H100x2"],
-        ["llama_tiny", "model.config.hidden_size=8192", "--gpus", "RTX4090x2", "--headroom", "0.9", "--no-advice"],
-    ):
-        out = io.StringIO()
-        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
-            code = main(["rehearse", *arguments])
-        results.append((code, out.getvalue()))
-    return results
+LINES = (
+    "rehearse llama_tiny --gpus H100x2 --json --html PAGE",
+    "rehearse llama_tiny model.config.hidden_size=16384 --gpus RTX4090x2 --no-advice",
+    "rehearse llama_tiny --gpus H1000",
+    "rehearse llama_tiny strategy.context_parallel_size=3 --gpus H100x2",
+    "rehearse llama_tiny model.config.hidden_size=8192 --gpus RTX4090x2 --headroom 0.9 --no-advice",
+)
 
 
 @pytest.fixture(scope="module")
 def ran(run_on_ranks: Any, tmp_path_factory: Any) -> tuple[list[tuple[int, str]], Path]:
     page = tmp_path_factory.mktemp("page") / "rehearsal.html"
-    return run_on_ranks(commands, 1, str(page), init_process_group=False)[0], page
+    lines = [line.replace("PAGE", str(page)) for line in LINES]
+    return run_on_ranks(printed, 1, *lines, init_process_group=False)[0], page
 
 
 def test_a_job_that_fits_ends_with_0_and_its_json_is_all_that_is_printed(ran: Any) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from nemo2.training.run_dir import parent_watchdog
+from support.waiting import wait_for_end
 
 RANK = f"""
 import os, signal, sys, time
@@ -49,15 +50,6 @@ def started(how: str, file: Path, **variables: str) -> tuple[subprocess.Popen, i
     return torchrun, int(torchrun.stdout.readline())
 
 
-def ends(pid: int, *, within: float) -> bool:
-    deadline = time.monotonic() + within
-    while time.monotonic() < deadline:
-        if not parent_watchdog._start_time(pid):
-            return True
-        time.sleep(0.05)
-    return False
-
-
 def test_a_signal_to_torchrun_itself_reaches_the_rank_or_the_rank_notices(tmp_path, warm_commands):
     """The table of signals in docs/checkpoints.md: SIGTERM, SIGHUP and SIGINT are handed on, SIGUSR1 and SIGKILL end torchrun.
     What a rank makes of SIGHUP and SIGINT, `PreemptionCallback` hears; here it takes all for one. Its own interpreter makes it a
@@ -81,7 +73,7 @@ def test_a_signal_to_torchrun_itself_reaches_the_rank_or_the_rank_notices(tmp_pa
     for number, _ in runs:
         runs[number, _].send_signal(number)
     codes = {number.name: torchrun.wait(60) for (number, _), torchrun in runs.items()}
-    assert all(ends(pid, within=20) for pid in pids)
+    wait_for_end(*pids)
     assert {number.name: file.exists() for number, file in runs} == dict.fromkeys(codes, True)
     assert all(codes.values()), codes
 
@@ -94,7 +86,7 @@ def test_a_rank_ends_with_torchrun_and_saves_if_it_can(tmp_path, how, late):
         assert torchrun.stdout is not None and torchrun.stdout.readline() == "watched\n"
     torchrun.kill()
     torchrun.wait()
-    assert ends(rank, within=20)
+    wait_for_end(rank)
     assert (tmp_path / "file").exists() == (how == "saves")
 
 
@@ -105,14 +97,16 @@ def test_a_rank_ends_with_the_launcher_though_torchrun_lives_on(tmp_path):
     time.sleep(0.3)
     assert parent_watchdog._start_time(rank), "both are there"
     launcher.kill()  # and isn't waited for: a zombie is no launcher
-    assert ends(rank, within=20) and torchrun.wait(20) == 143
+    wait_for_end(rank)
+    assert torchrun.wait(20) == 143
     launcher.wait()
 
 
 def test_a_launcher_that_ended_before_the_rank_began_is_noticed_and_so_is_another_process_of_its_id(tmp_path):
     for name in ("999999999 5", f"{os.getpid()} 5"):
         torchrun, rank = started("saves", tmp_path / "file", NEMO2_LAUNCHER=name)
-        assert ends(rank, within=20) and torchrun.wait(20) == 143
+        wait_for_end(rank)
+        assert torchrun.wait(20) == 143
 
 
 def test_a_process_that_nobody_launched_is_left_alone(monkeypatch):
