@@ -439,6 +439,12 @@ EXAMPLES: tuple[Example, ...] = (
         "trainer.strategy=FSDP2Strategy",
         recipe="llama3_8b:dora",
     ),
+    example(
+        "adapters-have-the-models-dtype",
+        "peft.lora_dtype=float32",
+        "peft.lora_dtype=bfloat16",
+        recipe="llama3_8b:lora",
+    ),
     # Overlapped communication
     example(
         "gathered-parameters-are-sharded",
