@@ -50,7 +50,7 @@ class LoRA(PEFT):
             the adapter.
         lora_A_init_method, lora_B_init_method: The initial values of A and B (`nemo2.models.peft.adapter.first_values`). With
             B at zero the model starts equal to the base model.
-        lora_dtype: The dtype of A and B. None: the layer's dtype.
+        lora_dtype: The dtype of A and B. `MegatronStrategy` takes only that of the model's parameters. None: the layer's dtype.
         modules_to_save: Modules that are trained in full and saved with the adapters, as in `peft`. Names or patterns
             like those of targets (``word_embeddings``, ``output_layer``, ``*_layernorm``, ``*.layers.0-3.mlp``). Where
             Transformer Engine fuses a norm, use the name that the norm has in plain layers. None: no modules.

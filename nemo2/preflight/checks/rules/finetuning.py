@@ -180,3 +180,22 @@ def _whole_weights(facts: Facts) -> Iterator[str]:
             refuse_reading_weights(facts.parts.get("peft"), under=name)
         except ConfigError as error:
             yield str(error)
+
+
+@PEFT.rule("adapters-have-the-models-dtype")
+def _dtype(facts: Facts) -> Iterator[str]:
+    """Under `MegatronStrategy`, `lora_dtype` must be None or the dtype of the model's parameters.
+
+    Otherwise: With 16-bit precision it has no effect, because the precision casts all parameters. In fp32 Megatron-Core's
+    optimizer ends in its first step.
+    """
+    from nemo2.training.strategy import MegatronStrategy
+
+    requested = getattr(facts.parts.get("peft"), "lora_dtype", None)
+    dtype = getattr(facts.precision, "params_dtype", None)
+    strategy = facts.parts.get("trainer.strategy")
+    if requested is not None and dtype not in (None, requested) and isinstance(strategy, MegatronStrategy):
+        yield (
+            f"peft.lora_dtype={requested}: the precision makes all parameters {dtype}. Leave lora_dtype unset, or choose another "
+            "precision in trainer.plugins."
+        )

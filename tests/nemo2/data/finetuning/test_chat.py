@@ -160,6 +160,7 @@ def test_records_that_are_no_conversations(tokenizer, record, error, why):
         ({"tokenizer": ByteTokenizer(), "template": small_chats.CHATML}, "require a Hugging Face tokenizer"),
         ({"turns": "first"}, "turns='first': must be 'all' or 'last'"),
         ({"chat_template_kwargs": {"tools": []}}, "'tools', which nemo2 sets"),
+        ({"chat_template_kwargs": {"enable_thinkin": True}}, "'enable_thinkin', which the chat template does not read"),
         ({"chat_template_kwargs": {"x": object()}}, "plain data"),
         ({"chat_template_kwargs": ["x"]}, "plain data"),
     ],
