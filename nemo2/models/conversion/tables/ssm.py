@@ -3,6 +3,7 @@
 
 import math
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,11 +11,12 @@ import torch.nn.functional as F
 from megatron.core.activations import squared_relu
 
 from nemo2.base.backend.compilation import uncompiled
-from nemo2.models.conversion.decoder import feed_forward, output_layer
+from nemo2.models.conversion.decoder import decoder_conversion, feed_forward, output_layer
 from nemo2.models.conversion.experts import check_routing
 from nemo2.models.conversion.pieces import one, qkv
-from nemo2.models.conversion.settings import Config, Field, decoder_fields, read, refusal, said, without, written
-from nemo2.models.conversion.table import Conversion, Row, linear, norm, under
+from nemo2.models.conversion.positions import UNROTATED
+from nemo2.models.conversion.settings import Config, Field, Translation, decoder_fields, read, refusal, without, written
+from nemo2.models.conversion.table import Row, linear, norm, under
 from nemo2.models.ssm import BaseMambaConfig130M, MambaModel, NemotronHConfigBase, SSMConfig
 
 _MAMBA = [
@@ -121,9 +123,8 @@ def _mixer(config: SSMConfig) -> list[Row]:
     ]
 
 
-def _config_mamba(hf: Config) -> BaseMambaConfig130M:
-    fields = read(hf, _MAMBA, only=_ONLY_MAMBA)
-    _any_step(hf)
+def _of_mixers(hf: Config) -> dict[str, Any]:
+    fields = read(hf, _MAMBA)
     if fields["mamba_num_groups"] != 1:
         raise refusal(
             hf,
@@ -132,25 +133,18 @@ def _config_mamba(hf: Config) -> BaseMambaConfig130M:
         )
     if fields["mamba_num_heads"] * fields["mamba_head_dim"] != hf.get("expand", 2) * fields["hidden_size"]:
         raise refusal(hf, "expand", "it must be num_heads * head_dim / hidden_size")
-    pattern = "M" * fields["num_layers"]
-    return BaseMambaConfig130M(**fields, hybrid_override_pattern=pattern, ffn_hidden_size=fields["hidden_size"])
+    return {"hybrid_override_pattern": "M" * fields["num_layers"], "ffn_hidden_size": fields["hidden_size"]}
 
 
-def _hf_config_mamba(ours: SSMConfig) -> dict[str, Any]:
+def _mixers_of(ours: SSMConfig) -> dict[str, Any]:
     heads = _heads(ours)
-    hf = {
-        **written(ours, _MAMBA, only=_ONLY_MAMBA),
-        "num_heads": heads,
-        "expand": heads * ours.mamba_head_dim // ours.hidden_size,
-    }
-    return said(ours, hf, _config_mamba)
+    return {"num_heads": heads, "expand": heads * ours.mamba_head_dim // ours.hidden_size}
 
 
-def _config_hybrid(hf: Config) -> SSMConfig:
+def _of_hybrid(hf: Config) -> dict[str, Any]:
     activation = hf.get("mlp_hidden_act", "relu2")
     if activation not in _ACTIVATIONS:
         raise refusal(hf, "mlp_hidden_act", f"nemo2's hybrids support {', '.join(map(repr, _ACTIVATIONS))}")
-    _any_step(hf)
     pattern = hf.get("hybrid_override_pattern")
     if pattern is None:
         kinds = hf.get("layers_block_type") or hf.get("layer_types") or []
@@ -160,10 +154,13 @@ def _config_hybrid(hf: Config) -> SSMConfig:
         field = "hybrid_override_pattern"
     if not pattern or set(pattern) - set(_LETTERS):
         raise refusal(hf, field, "the layers of nemo2's hybrids are mixers, attention, feed-forward blocks and experts")
-    width = hf.get("head_dim") or hf.get("attention_head_dim") or 128
-    fields = {**read(hf, _HYBRID, only=_ONLY_HYBRID), "num_layers": len(pattern), "hybrid_override_pattern": pattern}
-    fields |= _routing(hf) if "E" in pattern else {}
-    return NemotronHConfigBase(**fields, kv_channels=width, activation_func=_ACTIVATIONS[activation])
+    return {
+        "num_layers": len(pattern),
+        "hybrid_override_pattern": pattern,
+        **(_routing(hf) if "E" in pattern else {}),
+        "kv_channels": hf.get("head_dim") or hf.get("attention_head_dim") or 128,
+        "activation_func": _ACTIVATIONS[activation],
+    }
 
 
 def _routing(hf: Config) -> dict[str, Any]:
@@ -174,17 +171,15 @@ def _routing(hf: Config) -> dict[str, Any]:
     return {**fields, **router, "moe_grouped_gemm": True, "moe_token_dispatcher_type": "alltoall"}
 
 
-def _hf_config_hybrid(ours: SSMConfig) -> dict[str, Any]:
+def _hybrid_of(ours: SSMConfig) -> dict[str, Any]:
     pattern = ours.hybrid_override_pattern or ""
-    kinds = [_LETTERS.get(letter, letter) for letter in pattern]
     # The CPU backend, if it was installed after this module was imported, removes Megatron-Core's compilation.
     names = {uncompiled(function): name for name, function in _ACTIVATIONS.items()}
     heads = _heads(ours)
-    hf = {
-        **written(ours, _HYBRID, only=_ONLY_HYBRID),
+    return {
         "num_hidden_layers": len(pattern),
         "hybrid_override_pattern": pattern,
-        "layers_block_type": kinds,
+        "layers_block_type": [_LETTERS.get(letter, letter) for letter in pattern],
         "mlp_hidden_act": names.get(uncompiled(ours.activation_func), getattr(ours.activation_func, "__name__", "")),
         "mamba_num_heads": heads,
         "expand": max(1, heads * ours.mamba_head_dim // ours.hidden_size),
@@ -193,14 +188,13 @@ def _hf_config_hybrid(ours: SSMConfig) -> dict[str, Any]:
         "attention_head_dim": ours.kv_channels,
         **(written(ours, _EXPERTS, only=_ONLY_ROUTED | {"n_shared_experts": 1}) if "E" in pattern else {}),
     }
-    return said(ours, hf, _config_hybrid)
 
 
 def _heads(ours: SSMConfig) -> int:
     return ours.mamba_num_heads or 2 * ours.hidden_size // ours.mamba_head_dim
 
 
-def _any_step(hf: Config) -> None:
+def _any_step(hf: Config) -> dict[str, Any]:
     """Check that time steps aren't limited. transformers 5 writes infinity as an object with its name.
 
     Raises:
@@ -209,22 +203,22 @@ def _any_step(hf: Config) -> None:
     limits = hf.get("time_step_limit") or (0.0, math.inf)
     if [float(limit["__float__"] if isinstance(limit, dict) else limit) for limit in limits] != [0.0, math.inf]:
         raise refusal(hf, "time_step_limit", "nemo2's mixers don't limit time steps, so it must be [0, infinity]")
+    return {}
 
 
-MAMBA = Conversion(
-    architectures=("Mamba2ForCausalLM",),
-    model=MambaModel,
-    configs=(BaseMambaConfig130M,),
-    rows=_table,
-    config=_config_mamba,
-    hf_config=_hf_config_mamba,
+_conversion = partial(decoder_conversion, model=MambaModel, rows=_table, rotary=UNROTATED)
+MAMBA = _conversion(
+    "Mamba2ForCausalLM",
+    kind=BaseMambaConfig130M,
+    fields=_MAMBA,
+    only=_ONLY_MAMBA,
+    translations=[Translation(_any_step), Translation(_of_mixers, _mixers_of)],
 )
-
-NEMOTRON_H = Conversion(
-    architectures=("NemotronHForCausalLM",),
-    model=MambaModel,
+NEMOTRON_H = _conversion(
+    "NemotronHForCausalLM",
+    kind=NemotronHConfigBase,
     configs=(SSMConfig,),
-    rows=_table,
-    config=_config_hybrid,
-    hf_config=_hf_config_hybrid,
+    fields=_HYBRID,
+    only=_ONLY_HYBRID,
+    translations=[Translation(_any_step), Translation(_of_hybrid, _hybrid_of)],
 )
