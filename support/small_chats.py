@@ -128,14 +128,13 @@ def trained_batches(data: Any, count: int) -> list[Any]:
 
 def report_of(tokenizer: Any, records: list[Any], **settings: Any) -> Any:
     """What is said of records that are all encoded, and skipped where they are malformed."""
-    from nemo2.data.finetuning.encode import BadRecords, Report, encode_all
+    from nemo2.data.finetuning.encode import BadRecords, encode_all
     from nemo2.data.finetuning.hf_dataset import HFDatasetDataModule
 
     settings = {"on_bad_line": "skip", **settings}
     data = HFDatasetDataModule(records, split="train", tokenizer=tokenizer, seq_length=256, dataset_kwargs=settings)
-    report, limits = Report(), data.settings.limits(data.seq_length + 1)
-    bad, source = BadRecords(limits, report), data.source("train")
+    bad, source = BadRecords(data.settings.limits(data.seq_length + 1)), data.source("train")
     assert source is not None
-    list(encode_all(source.records(bad), data.encoder(), limits=limits, bad=bad))
-    bad.refuse_unused()
-    return report
+    list(encode_all(source.records(bad), data.encoder(), bad))
+    bad.refuse_idle()
+    return bad.into

@@ -72,12 +72,6 @@ class Image:
         else:
             os.close(self.descriptor)
 
-    @classmethod
-    def forget_spare(cls) -> None:
-        """Free the memory of spare images."""
-        while cls._spare:
-            os.close(cls._spare.pop().descriptor)
-
 
 class BackgroundWrite:
     """This rank's files of one checkpoint while they are written.

@@ -7,6 +7,7 @@ files. *Changes the result*: training continues, but differently. *Doesn't fit*:
 with zeros, or change their meaning; this is rejected unless the user accepts it.
 """
 
+import contextlib
 import logging
 import re
 from collections.abc import Collection, Iterator, Mapping
@@ -151,14 +152,11 @@ def unfit_changes(checkpoint: Path, *, model_config: Any, tokenizer: Any) -> lis
     before = manifest.settings if manifest is not None else {}
     now = {} if tokenizer is None else tokenizer_settings(tokenizer)
     _compare_settings(changes, before, {name: value for name, value in now.items() if value})
-    try:
+    with contextlib.suppress(Exception):  # as in `changes_since`
         stored = getattr(load_context(checkpoint, "model", build=False), "config", None)
-        differing = diff(stored, described(model_config)) if None not in (stored, model_config) else []
-    except Exception:  # as in `changes_since`
-        differing = []
-    for change in differing:
-        if not _DECIDED_ELSEWHERE.search(change.path):
-            _sort(changes, "model", f"config.{change.path}", change.old, change.new)
+        for change in diff(stored, described(model_config)) if None not in (stored, model_config) else ():
+            if not _DECIDED_ELSEWHERE.search(change.path):
+                _sort(changes, "model", f"config.{change.path}", change.old, change.new)
     return changes.unfit
 
 

@@ -261,22 +261,16 @@ def read_manifest(checkpoint: Path) -> Optional[Manifest]:
         ) from error
 
 
-def problems(checkpoint: Path) -> list[str]:
+def problems(checkpoint: Path, *, of_context: bool = False) -> list[str]:
     """Why a checkpoint can't be loaded, judging by file names and sizes. Empty: no problems.
 
-    ``context/`` doesn't count, because training works without it; see `missing_context`.
+    ``context/`` doesn't count, because training works without it. ``of_context``: its problems instead.
     """
     manifest = read_manifest(checkpoint)
     if manifest is None:
-        return [f"{MANIFEST} is missing"]
-    return [problem for name in manifest.files if is_loaded(name) and (problem := _misses(checkpoint, name, manifest))]
-
-
-def missing_context(checkpoint: Path) -> list[str]:
-    """The problems of ``context/``, in the form of `problems`."""
-    manifest = read_manifest(checkpoint)
-    names = [] if manifest is None else [name for name in manifest.files if not is_loaded(name)]
-    return [problem for name in names if manifest is not None and (problem := _misses(checkpoint, name, manifest))]
+        return [] if of_context else [f"{MANIFEST} is missing"]
+    names = [name for name in manifest.files if is_loaded(name) != of_context]
+    return [problem for name in names if (problem := _misses(checkpoint, name, manifest))]
 
 
 def changed(checkpoint: Path) -> list[str]:

@@ -16,7 +16,6 @@ from nemo2.checkpoint.directory import (
     commit,
     delete,
     leftovers,
-    missing_context,
     name_of,
     problems,
     publish,
@@ -79,7 +78,7 @@ def publish_if_written(temporary: Path, target: Path) -> bool:
         if manifest is None:
             return False
         hashes = {} if manifest.files else _recorded(temporary, manifest)
-        faults = [*problems(temporary), *missing_context(temporary)]
+        faults = [*problems(temporary), *problems(temporary, of_context=True)]
         if faults:
             raise CheckpointError(faults[0])
         refuse_missing_shards(temporary / WEIGHTS_PATH, hashes)
@@ -113,15 +112,13 @@ def refuse_missing_shards(weights: Path, recorded: Collection[str] = ()) -> None
     ``recorded``.
 
     Raises:
-        CheckpointError: shards are missing or empty.
+        CheckpointError: shards are missing or too short.
     """
-    from nemo2.checkpoint.metadata import read_metadata
+    from nemo2.checkpoint.metadata import lost_shards, read_metadata
 
-    shards = {str(stored.relative_path) for stored in (read_metadata(weights).storage_data or {}).values()}
-    lost = {name for name in shards if not (weights / name).is_file() or not (weights / name).stat().st_size}
-    lost |= {name for name in (Path(path).name for path in recorded) if not (weights / name).is_file()}
-    if missing := sorted(lost):
+    lost = {Path(path).name for path in recorded if not (weights / Path(path).name).is_file()}
+    if missing := sorted(lost | lost_shards(weights, read_metadata(weights)).keys()):
         raise CheckpointError(
-            f"{len(missing)} of {len(shards)} shards are missing in {weights.parent}, among them {missing[0]}. The "
-            "checkpoint was not published. Set log.log_dir to a directory that all nodes share."
+            f"{len(missing)} shards are missing in {weights.parent}, among them {missing[0]}. The checkpoint was not "
+            "published. Set log.log_dir to a directory that all nodes share."
         )

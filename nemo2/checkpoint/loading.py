@@ -24,7 +24,6 @@ from nemo2.checkpoint.directory import (
     Manifest,
     comparing,
     is_loaded,
-    missing_context,
     problems,
     read_manifest,
     set_aside,
@@ -219,7 +218,7 @@ class Loading:
                     _log.warning("%s%s Falling back to %s.", error, where, older)
                 checkpoint = older
             else:
-                if ranks.is_rank_zero() and (lost := missing_context(checkpoint)):
+                if ranks.is_rank_zero() and (lost := problems(checkpoint, of_context=True)):
                     _log.warning(
                         "%s: %s. Training continues without it, but `generate` and `export` need it.",
                         checkpoint,

@@ -104,9 +104,24 @@ def weights_problem(weights: Path) -> Optional[str]:
         return f"{_CONFIG} names no sharded_backend"
     if backend != "torch_dist":
         return f"{_CONFIG} names the format {backend!r}, but nemo2 reads 'torch_dist' only"
-    if not (weights / COMMON).is_file() and COMMON_OBJECT not in read_metadata(weights).state_dict_metadata:
+    metadata = read_metadata(weights)
+    if not (weights / COMMON).is_file() and COMMON_OBJECT not in metadata.state_dict_metadata:
         return f"{COMMON} is missing"
-    return None
+    return next((f"{name} {why}" for name, why in lost_shards(weights, metadata).items()), None)
+
+
+def lost_shards(weights: Path, metadata: Any) -> dict[str, str]:
+    """The files in the index ``metadata`` that are missing or too short, with a clause that says so."""
+    needed: dict[str, int] = {}
+    for info in (metadata.storage_data or {}).values():
+        needed[info.relative_path] = max(needed.get(info.relative_path, 0), info.offset + info.length)
+    lost = {}
+    for name, length in sorted(needed.items()):
+        if not (weights / name).is_file():
+            lost[name] = "is missing"
+        elif (size := (weights / name).stat().st_size) < length:
+            lost[name] = f"has {size} bytes, but {length} are needed"
+    return lost
 
 
 def load_metadata(file: Any) -> Any:

@@ -167,23 +167,22 @@ def _samples(
     Raises:
         DataError: no record makes a sample.
     """
-    from nemo2.data.finetuning.encode import BadRecords, Report, encode_all, nothing_left
+    from nemo2.data.finetuning.encode import BadRecords, encode_all, nothing_left
 
     source = data.source(split)
     if source is None:
         raise ConfigError(f"--split {split}: there are no such records.")
     limits, encoder = data.settings.limits(data.seq_length + 1), data.encoder()
-    every = Report()
-    for where, record in source.records(BadRecords(limits, every)):
-        report = Report()
-        bad = BadRecords(limits, report)
-        yield from ((where, sample) for sample in encode_all([(where, record)], encoder, limits=limits, bad=bad))
-        if report.samples == 0:
-            print(str(report).partition("\n")[2], file=complaints)
-        every.records += report.records
-        every.samples += report.samples
-    if every.samples == 0:
-        raise nothing_left(source.name, every)
+    every = BadRecords(limits)
+    for where, record in source.records(every):
+        bad = BadRecords(limits)
+        yield from ((where, sample) for sample in encode_all([(where, record)], encoder, bad))
+        if bad.into.samples == 0:
+            print(str(bad.into).partition("\n")[2], file=complaints)
+        every.into.records += bad.into.records
+        every.into.samples += bad.into.samples
+    if every.into.samples == 0:
+        raise nothing_left(source.name, every.into)
 
 
 def _is_recipe(path: Path) -> bool:

@@ -72,7 +72,11 @@ def import_ckpt(
     if not source:
         raise ConfigError("import_ckpt requires a source: hf://organisation/name, or a folder with weights.")
     source = str(source)
-    target = Path(output_path).expanduser() if output_path is not None else models_home() / _name_at_home(source)
+    target = (
+        Path(output_path).expanduser()
+        if output_path is not None
+        else models_home() / name_of_weights(source, revision=True)
+    )
     if output_path is None and not overwrite and read_manifest(target) is not None:
         _log.info("%s is already in %s. Set overwrite=True to import it again.", source, target)
         return target
@@ -95,12 +99,6 @@ def import_ckpt(
         )
     checkpoint = Checkpoint.open(source)
     return write_checkpoint(checkpoint.tensors(config), target, tokenizer=checkpoint.tokenizer(), **options)
-
-
-def _name_at_home(source: str) -> str:
-    """The name of imported weights in `models_home`. That of a repository has its revision, whose weights are others."""
-    on_hub = source.startswith(HUGGING_FACE) and not source.startswith(f"{HUGGING_FACE}/")
-    return source.removeprefix(HUGGING_FACE) if on_hub else name_of_weights(source)
 
 
 def export_ckpt(

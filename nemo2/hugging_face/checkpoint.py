@@ -135,12 +135,14 @@ class Checkpoint:
         """Check that the checkpoint holds a whole model.
 
         Raises:
-            ConfigError: it holds only a part.
+            ConfigError: it holds only a part, such as the adapters of a PEFT run.
         """
         if self.base is not None:
             raise ConfigError(
-                f"{self.path} contains adapters only. Merge them into their base model first: nemo2 export {self.path} "
-                "--merge --to checkpoint --output FOLDER."
+                f"{self.path} contains only a part of a model, and the rest is in {self.base}. Merge the adapters of a PEFT run "
+                f"into the whole model: nemo2 export {self.path} --merge (with --to checkpoint for a checkpoint), or "
+                "llm.peft.merge_lora. llm.peft.export_lora writes the adapters alone. Train other runs with "
+                "strategy.ckpt_save_part=None."
             )
 
     def model_config(self, *, follow_data: bool = False) -> Any:
@@ -291,9 +293,11 @@ def find_checkpoint(path: Union[str, Path]) -> Path:
     return Checkpoint.open(path).require_nemo2().path
 
 
-def name_of_weights(source: str) -> str:
-    """The name of the weights at ``source``: the repository's, the run's, or that of the folder."""
+def name_of_weights(source: str, *, revision: bool = False) -> str:
+    """The name of the weights at ``source``: the repository's (with its ``revision``, whose weights are others), the run's, or
+    that of the folder."""
     if source.startswith(HUGGING_FACE) and not source.startswith(f"{HUGGING_FACE}/"):
-        return source.removeprefix(HUGGING_FACE).partition("@")[0]
+        name = source.removeprefix(HUGGING_FACE)
+        return name if revision else name.partition("@")[0]
     folder = Path(source.removeprefix(HUGGING_FACE)).expanduser().absolute()
     return folder.parent.name if _TIME_OF_START.match(folder.name) else folder.name

@@ -18,10 +18,9 @@ from typing import Any, Optional
 import torch
 from torch import Tensor
 
-from nemo2.base.advice import advice
 from nemo2.base.errors import CheckpointError, ConfigError
 from nemo2.checkpoint.context import load_release
-from nemo2.checkpoint.directory import WEIGHTS_PATH, Manifest, comparing, take_place, weights_dir
+from nemo2.checkpoint.directory import WEIGHTS_PATH, comparing, take_place, weights_dir
 from nemo2.hugging_face.checkpoint import Checkpoint
 from nemo2.hugging_face.importing import new_folder
 from nemo2.hugging_face.safetensors_files import CONFIG, INDEX, SHARD_BYTES, plan_shards, write_json
@@ -70,12 +69,13 @@ def export_weights(
         The folder.
 
     Raises:
-        CheckpointError: the checkpoint is unreadable, holds only a part of a model, or has tensors that Hugging Face's
-            model lacks; the disk is full; or ``target`` exists.
-        ConfigError: Hugging Face has no such model, or the checkpoint doesn't describe its model.
+        CheckpointError: the checkpoint is unreadable, or has tensors that Hugging Face's model lacks; the disk is full; or
+            ``target`` exists.
+        ConfigError: Hugging Face has no such model, or the checkpoint doesn't describe its model or holds only a part of it.
     """
-    manifest = _usable(opened := Checkpoint.open(checkpoint))
-    source = opened.path
+    opened = Checkpoint.open(checkpoint).require_complete()
+    opened.refuse_adapters()
+    source, manifest = opened.path, opened.manifest
     config = config if config is not None else opened.config()
     conversion = conversion_of(config)
     stored = StoredTensors(weights_dir(source))
@@ -117,24 +117,6 @@ def export_weights(
             raise CheckpointError(f"{source} is damaged: {'; '.join(faults[:5])}. Nothing was exported.")
         take_place(temporary, final)
     return final
-
-
-# ------------------------------------------------------------------------------------------------------ what there is
-
-
-def _usable(checkpoint: Checkpoint) -> Optional[Manifest]:
-    manifest = checkpoint.require_complete().manifest
-    if manifest is not None and manifest.part_of is not None:
-        raise CheckpointError(
-            f"{checkpoint.path} contains only a part of a model, and the rest is in {manifest.part_of}. For a PEFT run, "
-            + advice(
-                "add --merge.",
-                "write the adapters with llm.peft.export_lora, or merge them into the whole model with llm.peft.merge_lora and "
-                "export that model.",
-            )
-            + " For other runs, train with strategy.ckpt_save_part=None."
-        )
-    return manifest
 
 
 # ------------------------------------------------------------------------------------------------------ what is written

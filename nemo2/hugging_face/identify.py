@@ -21,17 +21,16 @@ from nemo2.checkpoint.directory import (
     MANIFEST,
     WEIGHTS_PATH,
     changed,
-    missing_context,
     problems,
     read_manifest,
     step_in_name,
     unusable,
 )
 from nemo2.checkpoint.foreign_files import nemo_adapters, read_json, read_yaml, refuse_links
-from nemo2.checkpoint.metadata import read_metadata
+from nemo2.checkpoint.metadata import lost_shards, read_metadata
 from nemo2.checkpoint.nemo_context import describe, model_config
 from nemo2.checkpoint.paths import checkpoint_folders, checkpoints_of_runs
-from nemo2.hugging_face.safetensors_files import MOST_INDEX, conversion_of_pickles, read_header
+from nemo2.hugging_face.safetensors_files import conversion_of_pickles, open_folder
 from nemo2.mcore.parallel.layout import SIZE_FIELDS
 from nemo2.models.conversion.families import conversion_for
 
@@ -157,7 +156,7 @@ def _nemo2(path: Path) -> Identified:
         versions=manifest.versions,
         problems=problems(path),
     )
-    identified.notes += [f"context: {problem}" for problem in missing_context(path)]
+    identified.notes += [f"context: {problem}" for problem in problems(path, of_context=True)]
     if not identified.problems:
         _read_weights(identified, path / WEIGHTS_PATH)
     identified.commands = [
@@ -300,30 +299,18 @@ def _hugging_face(path: Path) -> Identified:
         identified.notes.append(f"architecture {', '.join(config.get('architectures') or ['unknown'])}")
     except (CheckpointError, AttributeError, TypeError) as error:
         identified.problems.append(f"config.json cannot be read ({error})")
-    for index in path.glob("*.index.json"):
-        try:
-            named = sorted(set(read_json(index, at_most=MOST_INDEX)["weight_map"].values()))
-            identified.problems += [f"{name} is missing" for name in named if not (path / name).is_file()]
-        except (CheckpointError, KeyError, TypeError, AttributeError):
-            identified.problems.append(f"{index.name} cannot be read")
-    files, sizes, dtypes = sorted(path.glob("*.safetensors")), list[int](), set[str]()
-    for file in files:
-        try:
-            tensors = read_header(file).values()
-        except CheckpointError as error:
-            identified.problems.append(str(error))
-            continue
-        sizes += [math.prod(tensor.shape) for tensor in tensors]
-        dtypes |= {str(tensor.dtype).removeprefix("torch.") for tensor in tensors}
-    if files:
-        identified.parameters, identified.dtypes = sum(sizes), sorted(dtypes)
-    elif list(path.glob("pytorch_model*.bin")):
+    if not any(path.glob("*.safetensors")) and any(path.glob("pytorch_model*.bin")):
         identified.notes.append("the weights are pickle files (.bin); if you trust them, convert them to safetensors")
         identified.commands = [conversion_of_pickles(path)]
     else:
-        identified.problems.append("it contains no weights")
+        try:
+            tensors = open_folder(path).values()
+            identified.parameters = sum(math.prod(tensor.shape) for tensor in tensors)
+            identified.dtypes = sorted({str(tensor.dtype).removeprefix("torch.") for tensor in tensors})
+        except CheckpointError as error:
+            identified.problems.append(str(error))
     identified.notes.append("the weights of a model, without optimizer state")
-    if files and not identified.problems:
+    if identified.parameters is not None and not identified.problems:
         try:
             conversion_for(config).config(config)
         except Exception as error:  # a file that others wrote, for which an import has the exact error
@@ -372,20 +359,11 @@ def _read_weights(identified: Identified, weights: Path) -> None:
     identified.dtypes = sorted({str(entry.properties.dtype).removeprefix("torch.") for entry in model.values()})
     if identified.weights_only is None:
         identified.weights_only = len(model) == len(tensors)
-    needed: dict[str, int] = {}
-    # `read_metadata` has checked that each name is a path inside the folder.
-    for info in (metadata.storage_data or {}).values():
-        needed[info.relative_path] = max(needed.get(info.relative_path, 0), info.offset + info.length)
-    for name, length in sorted(needed.items()):
-        file = weights / name
-        if not file.is_file():
-            identified.problems.append(f"{weights.name}/{name} is missing")
-        elif file.stat().st_size < length:
-            identified.problems.append(
-                f"{weights.name}/{name} has {file.stat().st_size} bytes, but {length} are needed"
-            )
+    lost = lost_shards(weights, metadata)
+    identified.problems += [f"{weights.name}/{name} {why}" for name, why in lost.items()]
     if identified.layout is None:
-        writers = {match[1] for name in needed if (match := re.match(r"(?:\w*?)__(\d+)_", name))}
+        files = {file for file, _ in first.values()}
+        writers = {match[1] for name in files if (match := re.match(r"(?:\w*?)__(\d+)_", name))}
         identified.layout = f"written by {counted(len(writers), 'rank')}" if writers else None
 
 

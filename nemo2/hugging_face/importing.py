@@ -177,10 +177,11 @@ class _Weights:
             planned.append(file)
         hashes = write_files(planned, advance=advance, hashes=True)
         states = folder / f"__{len(planned)}_0.distcp"
-        (folder / ".metadata").write_bytes(pickle.dumps(self._metadata(archives, _write_state(states))))
+        torch.save([None], states)  # an empty extra state, which all modules share
+        state = _StorageInfo(states.name, 0, states.stat().st_size)
+        (folder / ".metadata").write_bytes(pickle.dumps(self._metadata(archives, state)))
         save_config(CheckpointingConfig("torch_dist", 1), str(folder))
-        with open(folder / COMMON, "wb") as file:
-            torch.save({"nemo2": {"consumed_samples": 0, "global_step": 0}, "global_step": 0}, file)
+        torch.save({"nemo2": {"consumed_samples": 0, "global_step": 0}, "global_step": 0}, folder / COMMON)
         return hashes
 
     def _size(self, entry: Entry) -> int:
@@ -238,10 +239,3 @@ def _extra_states(entry: Entry) -> Iterator[str]:
         of = (entry.at, entry.shape[: len(entry.at)]) if entry.at else ((0,), (1,))
         offset, sizes = (".".join(map(str, numbers)) for numbers in of)
         yield f"{module}._extra_state/shard_{offset}_{sizes}"
-
-
-def _write_state(path: Path) -> _StorageInfo:
-    """Write an empty extra state, which all modules share."""
-    with open(path, "wb") as file:
-        torch.save([None], file)
-    return _StorageInfo(path.name, 0, path.stat().st_size)

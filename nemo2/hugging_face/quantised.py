@@ -103,23 +103,17 @@ def sources(tensors: Mapping[str, Stored], config: Mapping[str, Any]) -> dict[st
     they are."""
     by_name: dict[str, Source] = {}
     block = (config.get("quantization_config") or {}).get("weight_block_size")
+    factors = {f"{name}_scale_inv" for name in tensors}
+    factors |= {f"{name.removesuffix('_blocks')}_scales" for name in tensors if name.endswith("_blocks")}
     for name, stored in tensors.items():
         base = name.removesuffix("_blocks")
         if name.endswith("_blocks") and f"{base}_scales" in tensors:
             by_name[base] = Packed(stored, tensors[f"{base}_scales"])
         elif stored.dtype == torch.float8_e4m3fn and f"{name}_scale_inv" in tensors and block:
             by_name[name] = ScaledBlocks(stored, tensors[f"{name}_scale_inv"], (int(block[0]), int(block[1])))
-        elif not _belongs_to_another(name, tensors):
+        elif name not in factors:
             by_name[name] = Plain(stored)
     return by_name
-
-
-def _belongs_to_another(name: str, tensors: Mapping[str, Stored]) -> bool:
-    """Whether this tensor holds the factors of a quantised tensor."""
-    scaled = name.removesuffix("_scale_inv")
-    if scaled != name and scaled in tensors:
-        return True
-    return name.endswith("_scales") and f"{name.removesuffix('_scales')}_blocks" in tensors
 
 
 def mapped(stored: Stored) -> Tensor:

@@ -127,8 +127,13 @@ def open_released(folder: Path, config: Optional[Any] = None) -> Released:
         else conversion_of(config, hf_config.get("architectures") or ())
     )
     files = sources(open_folder(folder), hf_config)
-    if config is not None:
-        _refuse_another_family(folder, hf_config, conversion, config)
+    names = hf_config.get("architectures") or []
+    if config is not None and not set(names) & set(conversion.architectures):
+        raise CheckpointError(
+            f"{folder} contains a {', '.join(names) or 'model without a name'}, but "
+            f"model.config={type(config).__name__} is for {' or '.join(conversion.architectures)}. Use the recipe of that "
+            "family, or other weights."
+        )
     theirs: Any = None  # what config.json describes, if nemo2 has such a model
     try:
         theirs = described(conversion, hf_config)
@@ -137,7 +142,9 @@ def open_released(folder: Path, config: Optional[Any] = None) -> Released:
             raise
     if config is None:
         ours = theirs
-        if ours.mtp_num_layers and not _has_further_predictions(files, conversion, ours):
+        further = (one for one in conversion.entries(ours, vocab_rows=1) if one.key.startswith("module.mtp."))
+        # transformers names multi-token prediction in config.json but drops its weights.
+        if ours.mtp_num_layers and not any(piece.name in files for entry in further for piece in entry.pieces):
             _log.warning(
                 "%s lacks the %d multi-token prediction layers that config.json names. nemo2 reads the model without "
                 "them.",
@@ -192,22 +199,6 @@ def described(conversion: Conversion, hf_config: Mapping[str, Any]) -> Any:
             f"config.json ({conversion.architectures[0]}) describes a model that cannot be built ({reason}). Check "
             "its sizes."
         ) from error
-
-
-def _has_further_predictions(files: Mapping[str, Source], conversion: Conversion, config: Any) -> bool:
-    """Whether the files hold multi-token prediction. transformers names it in config.json but drops its weights."""
-    further = (one for one in conversion.entries(config, vocab_rows=1) if one.key.startswith("module.mtp."))
-    return any(piece.name in files for entry in further for piece in entry.pieces)
-
-
-def _refuse_another_family(folder: Path, hf_config: Mapping[str, Any], ours: Conversion, config: Any) -> None:
-    names = hf_config.get("architectures") or []
-    if not set(names) & set(ours.architectures):
-        raise CheckpointError(
-            f"{folder} contains a {', '.join(names) or 'model without a name'}, but "
-            f"model.config={type(config).__name__} is for {' or '.join(ours.architectures)}. Use the recipe of that "
-            "family, or other weights."
-        )
 
 
 def _without_copy_of_embedding(

@@ -30,7 +30,7 @@ CONFIG = "config.json"
 SHARD_BYTES = 5_000_000_000
 """Hugging Face's limit for a file. A larger tensor has its own file."""
 _MOST_HEADER = 100_000_000
-MOST_INDEX = 256 << 20
+_MOST_INDEX = 256 << 20
 _NAMES = {
     "F64": torch.float64,
     "F32": torch.float32,
@@ -180,7 +180,7 @@ def _named_in_index(folder: Path) -> dict[str, str] | None:
     if not os.path.lexists(folder / INDEX):
         return None
     refuse_outside(folder, INDEX)
-    index = read_json(folder / INDEX, at_most=MOST_INDEX)
+    index = read_json(folder / INDEX, at_most=_MOST_INDEX)
     named = index.get("weight_map") if isinstance(index, dict) else None
     if not isinstance(named, dict) or not named or not all(isinstance(name, str) for name in named.values()):
         raise CheckpointError(f"{folder / INDEX} has no weight_map from tensors to files.")

@@ -8,7 +8,6 @@ rewritten checkpoint therefore gets a new folder, and a checkpoint that was move
 import os
 import shlex
 import shutil
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Optional
@@ -65,8 +64,25 @@ class Form:
         """
         if not self.is_there:
             exports_cache().mkdir(parents=True, exist_ok=True, mode=0o700)
-            _MAKERS[self.kind](self)
+            self._make()
         return self.folder
+
+    def _make(self) -> None:
+        from nemo2.hugging_face.adapters import export_adapter
+        from nemo2.hugging_face.api import export_ckpt
+        from nemo2.llm.peft import merge_lora
+
+        dtype = DTYPES[self.dtype]
+        if self.kind == "adapters":
+            export_adapter(self.checkpoint, self.folder, dtype=dtype)
+        elif self.kind == "model":
+            export_ckpt(self.checkpoint, "hf", self.folder, dtype=dtype)
+        else:
+            between = temporary_name(self.folder)  # the merged checkpoint, which exists only during the export
+            try:
+                export_ckpt(merge_lora(self.checkpoint, between), "hf", self.folder, dtype=dtype)
+            finally:
+                shutil.rmtree(between, ignore_errors=True)
 
 
 def exports_cache() -> Path:
@@ -88,33 +104,6 @@ def torch_name(dtype: str) -> str:
 def own_dtype(name: Optional[str]) -> Optional[str]:
     """The key of `DTYPES` for torch's name. None for other dtypes."""
     return next((own for own in DTYPES if name in (own, torch_name(own))), None)
-
-
-def _export(form: Form, source: Optional[Path] = None) -> None:
-    from nemo2.hugging_face.api import export_ckpt
-
-    export_ckpt(source or form.checkpoint, "hf", form.folder, dtype=DTYPES[form.dtype])
-
-
-def _export_adapters(form: Form) -> None:
-    from nemo2.hugging_face.adapters import export_adapter
-
-    export_adapter(form.checkpoint, form.folder, dtype=DTYPES[form.dtype])
-
-
-def _merge(form: Form) -> None:
-    """Merge the adapters. The merged checkpoint exists only during the export."""
-    from nemo2.llm.peft import merge_lora
-
-    between = temporary_name(form.folder)
-    try:
-        merge_lora(form.checkpoint, between)
-        _export(form, between)
-    finally:
-        shutil.rmtree(between, ignore_errors=True)
-
-
-_MAKERS: dict[Kind, Callable[[Form], None]] = {"model": _export, "merged": _merge, "adapters": _export_adapters}
 
 
 def tokenizer_trouble(model: Any) -> Optional[str]:

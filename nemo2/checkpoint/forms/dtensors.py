@@ -57,9 +57,6 @@ class DTensorForm(PieceForm):
         stored = self.chunk.stored
         tell_of_loaded_weights(self.core, (name for name in stored if any(rows.key in keys for rows in stored[name])))
 
-    def make_optimizer_state(self) -> None:
-        self.optimizer.make_state()
-
     def layout_record(self) -> dict[str, Any]:
         layout = self.owner.layout
         return {

@@ -51,9 +51,6 @@ class MegatronFSDPForm(PieceForm):
     def scaler(self) -> Any:
         return getattr(self.optimizer.mcore_optimizer, "grad_scaler", None)
 
-    def make_optimizer_state(self) -> None:
-        self.optimizer.make_state()
-
     def finish_reading(self, *, model: bool, optimizer: bool) -> None:
         for chunk in self._chunks if model else ():
             chunk.install_main_parameters()

@@ -59,7 +59,8 @@ class PieceForm(Form):
     @property
     @abstractmethod
     def optimizer(self) -> Any:
-        """The strategy's optimizer, whose ``state`` has that of each parameter."""
+        """The strategy's optimizer, whose ``state`` has that of each parameter. Its ``make_state`` creates that of parameters
+        that it has not updated yet: a checkpoint holds and is read into the state of all."""
 
     @property
     @abstractmethod
@@ -70,11 +71,6 @@ class PieceForm(Form):
     @abstractmethod
     def scaler(self) -> Any:
         """Its loss scaler. None: it has none."""
-
-    @abstractmethod
-    def make_optimizer_state(self) -> None:
-        """Let the optimizer create the state of parameters that it has not updated yet: a checkpoint holds and is read into
-        the state of all."""
 
     def optimizer_states(self) -> dict[str, Held]:
         """The optimizer's state of each parameter, by the names of `model_state`."""
@@ -121,7 +117,7 @@ class PieceForm(Form):
 
     def state(self, *, optimizer: bool) -> dict[str, Any]:
         if optimizer and self.save_optimizer:
-            self.make_optimizer_state()
+            self.optimizer.make_state()
         state: dict[str, Any] = {"pieces": self.pieces(optimizer=optimizer, part=self.part is not None)}
         state["objects"] = self.stored_objects() if self.part is None else {}
         if optimizer:
@@ -164,7 +160,7 @@ class PieceForm(Form):
         extras: dict[str, Any] = {}
         if optimizer:
             extras = self._extras_in(plain, path)
-            self.make_optimizer_state()
+            self.optimizer.make_state()
         pieces = self.pieces(model=model, optimizer=optimizer, all_layers=part)
         stored = read_metadata(weights_dir(path)).state_dict_metadata
         if optimizer:

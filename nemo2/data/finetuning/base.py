@@ -19,7 +19,7 @@ from nemo2.base.errors import ConfigError, DataError, Nemo2Error
 from nemo2.base.files import replaceable_file, replacing
 from nemo2.data.base import MegatronDataModule, arguments_of
 from nemo2.data.finetuning.check import check_records
-from nemo2.data.finetuning.encode import BadRecords, Report, encode_all, not_read, nothing_left
+from nemo2.data.finetuning.encode import BadRecords, Report, encode_whole, not_read
 from nemo2.data.finetuning.packing import Fullness, PackedSequenceSpecs, pack
 from nemo2.data.finetuning.rows import Collate, PackedRows, SampleRows
 from nemo2.data.finetuning.sample import Encoder
@@ -307,10 +307,9 @@ class SampleDataModule(MegatronDataModule):
             samples = Samples(folder, "samples", by_hash=True)
         except DamagedIndex:
             _log.info("Tokenizing the %s samples of %s.", split, source.name)
-            report = Report()
-            bad = BadRecords(limits, report)
-            encoded = encode_all(source.records(bad), encoder, limits=limits, bad=bad, threads=self.memmap_workers)
-            write_samples(folder, "samples", _some(encoded, source, bad), report)
+            bad = BadRecords(limits)
+            encoded = encode_whole(source, encoder, bad, threads=self.memmap_workers)
+            write_samples(folder, "samples", encoded, bad.into)
             samples = Samples(folder, "samples")
         summary = samples.report
         (_log.warning if summary.places else _log.info)("%s samples (%s): %s", split, source.name, summary)
@@ -392,14 +391,6 @@ class SampleDataModule(MegatronDataModule):
             at_most=self.seq_length,
             most_ends=most_ends,
         )
-
-
-def _some(samples: Any, source: Source, bad: BadRecords) -> Any:
-    """The samples of all records, and then a check that there is at least one and that they show what all records have."""
-    yield from samples
-    if bad.into.samples == 0:
-        raise nothing_left(source.name, bad.into)
-    bad.refuse_unused()
 
 
 def _fullness(samples: Samples, members: np.ndarray, ends: np.ndarray, capacity: int) -> Fullness:

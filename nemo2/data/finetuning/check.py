@@ -6,7 +6,7 @@ from itertools import chain, islice
 from typing import Any, Optional
 
 from nemo2.base.errors import DataError
-from nemo2.data.finetuning.encode import EMPTY, BadRecords, Limits, Report, encode_all, nothing_left
+from nemo2.data.finetuning.encode import EMPTY, BadRecords, Limits, encode_all, nothing_left
 from nemo2.data.finetuning.packing import pack
 from nemo2.data.finetuning.sample import Empty, Encoder, Malformed
 from nemo2.data.finetuning.sources import Source
@@ -40,8 +40,7 @@ def check_records(
         ConfigError: a setting of the samples does not fit the tokenizer.
         DataError: a record is malformed, or all records are read and make fewer rows.
     """
-    report = Report()
-    bad = BadRecords(limits, report)
+    bad = BadRecords(limits)
     every = iter(source.records(bad))
     records = islice(every, MOST_RECORDS)
     first = iter(list(islice(records, MOST_ENCODED)))
@@ -53,24 +52,23 @@ def check_records(
                 return
             yield record
 
-    for sample in encode_all(until_filled() if encodes else (), encoder, limits=limits, bad=bad):
+    for sample in encode_all(until_filled() if encodes else (), encoder, bad):
         lengths.append(len(sample.ids) - 1)
     unencoded = 0
     for where, record in chain(first, records):
         try:
-            encoder.check(record)
+            bad.note_idle(encoder.check(record))
             unencoded += 1
-            bad.note_unused(encoder.unused(record), encoder.unread(record))
         except Empty as why:
-            report.note(EMPTY, where, str(why))
+            bad.into.note(EMPTY, where, str(why))
         except Malformed as why:
             bad.report(where, str(why))
-    bad.refuse_unused()
+    bad.refuse_idle()
     if next(every, None) is not None:
         return
     samples = len(lengths) + unencoded
     if samples == 0:
-        raise nothing_left(source.name, report)
+        raise nothing_left(source.name, bad.into)
     full, what = samples, "samples"
     if capacity is not None and not unencoded:
         full, what = len(pack(lengths, capacity, align=align)), "packed rows"

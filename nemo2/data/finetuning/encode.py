@@ -15,7 +15,8 @@ from nemo2.base.errors import DataError
 from nemo2.base.names import check_choice
 from nemo2.data.documents import BadInput, OnBadLine
 from nemo2.data.finetuning.fields import not_shown
-from nemo2.data.finetuning.sample import Empty, Encoder, Malformed, Sample
+from nemo2.data.finetuning.sample import Empty, Encoder, Idle, Malformed, Sample
+from nemo2.data.finetuning.sources import Source
 from nemo2.data.special_text import OnSpecialToken
 
 OnTooLong = Literal["truncate", "skip", "fail"]
@@ -109,15 +110,13 @@ class Limits:
 
 
 class BadRecords(BadInput):
-    """Malformed records, which are also counted in a report, and fields that no record's sample shows."""
+    """Malformed records, which are also counted in the report ``into``, and what no sample depends on."""
 
-    def __init__(self, limits: Limits, report: Report) -> None:
+    def __init__(self, limits: Limits) -> None:
         super().__init__(policy=limits.on_bad_line, limit=limits.max_bad_lines)
-        self.into = report
-        self.unused: Optional[Collection[str]] = None
-        """The fields that all good records so far have and no template names. None: there are no such records."""
-        self.unread: Optional[Collection[str]] = None
-        """The settings that no good record so far reads. None: there are no such records."""
+        self.limits, self.into = limits, Report()
+        self.idle: Optional[Idle] = None
+        """What all good records so far have in common. None: there are no such records."""
         self.num_good = 0
 
     @property
@@ -129,26 +128,38 @@ class BadRecords(BadInput):
         self.into.records += 1
         self.into.note(_MALFORMED, where, why)
 
-    def note_unused(self, unused: Collection[str], unread: Collection[str]) -> None:
-        """Record the fields of a good record that no template names, and the settings that it doesn't read."""
-        self.unused = unused if self.unused is None else [name for name in self.unused if name in unused]
-        self.unread = unread if self.unread is None else [name for name in self.unread if name in unread]
+    def note_idle(self, idle: Idle) -> None:
+        """Record what the sample of a good record doesn't depend on."""
+        self.idle = idle if self.idle is None else self.idle.in_common_with(idle)
         self.num_good += 1
 
-    def refuse_unused(self) -> None:
+    def refuse_idle(self) -> None:
         """Called after the last record.
 
         Raises:
             DataError: all records have a field that no template names, or don't read a setting.
         """
-        if self.unread:
-            raise DataError(not_read(self.unread, "no record of this data reads"))
-        for name in self.unused or ():
+        fields, settings = self.idle or Idle()
+        if settings:
+            raise DataError(not_read(settings, "no record of this data reads"))
+        for name in fields:
             raise DataError(f"All {counted(self.num_good, 'record')}: {not_shown(name)}")
 
 
+def encode_whole(source: Source, encoder: Encoder, bad: BadRecords, *, threads: int = 1) -> Iterator[Sample]:
+    """`encode_all` of a source's records, and a check behind the last one.
+
+    Raises:
+        DataError: no sample remains, or see `encode_all` and `BadRecords.refuse_idle`.
+    """
+    yield from encode_all(source.records(bad), encoder, bad, threads=threads)
+    if bad.into.samples == 0:
+        raise nothing_left(source.name, bad.into)
+    bad.refuse_idle()
+
+
 def encode_all(
-    records: Iterable[tuple[str, Any]], encoder: Encoder, *, limits: Limits, bad: BadRecords, threads: int = 1
+    records: Iterable[tuple[str, Any]], encoder: Encoder, bad: BadRecords, *, threads: int = 1
 ) -> Iterator[Sample]:
     """The samples of the records, in order. ``bad.into`` counts the outcomes.
 
@@ -159,6 +170,7 @@ def encode_all(
     Raises:
         DataError: a record is malformed or too long, and the limits say "fail".
     """
+    limits, report = bad.limits, bad.into
     for where, fate in _fates(records, encoder, limits.max_tokens, threads):
         if isinstance(fate, Malformed):
             bad.report(where, str(fate))
@@ -166,7 +178,6 @@ def encode_all(
         if not isinstance(fate, Empty) and fate[0].special is not None and limits.on_special_token == "fail":
             bad.report(where, f"a text spells the special token {fate[0].special!r} (on_special_token)")
             continue
-        report = bad.into
         report.records += 1
         if isinstance(fate, Empty):
             report.note(EMPTY, where, str(fate))
@@ -189,11 +200,11 @@ def encode_all(
         elif sample.num_trained == 0:
             report.note(EMPTY, where, "no token of it is predicted and counted")
             continue
-        if sample.unused or sample.beside:
-            report.note(_UNREAD, where, ", ".join(map(repr, (*sample.unused, *sample.beside))))
+        if unshown := (*sample.idle.fields, *sample.beside):
+            report.note(_UNREAD, where, ", ".join(map(repr, unshown)))
         if sample.lost is not None:
             report.note(_LOST, where, sample.lost)
-        bad.note_unused(sample.unused, sample.unread)
+        bad.note_idle(sample.idle)
         if sample.special is not None:
             report.note(_AS_TEXT if limits.on_special_token == "text" else _SPECIAL, where, repr(sample.special))
         report.samples += 1

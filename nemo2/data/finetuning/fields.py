@@ -2,7 +2,7 @@
 """Recognises the usual forms of records of text fields: input and output, Alpaca's instructions, prompts with
 completions, questions with answers, and plain text."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Optional
 
@@ -10,7 +10,7 @@ from nemo2.base.advice import dataset_setting
 from nemo2.base.errors import ConfigError
 from nemo2.base.names import did_you_mean
 from nemo2.data.finetuning.dialects import has_messages
-from nemo2.data.finetuning.sample import DESCRIPTIONS, Encoder, Malformed, Sample, strings_in
+from nemo2.data.finetuning.sample import DESCRIPTIONS, Encoder, Idle, Malformed, Sample, strings_in
 from nemo2.data.finetuning.template import DEFAULT_FIELD, TemplateEncoder
 
 
@@ -85,16 +85,14 @@ class FieldsEncoder(Encoder):
         own = {"encoder": "fields", "truncation_field": self.truncation_field}
         return {**self.settings.identity, **own, "forms": [list(form) for form in FORMS]}
 
-    def check(self, record: Any) -> None:
-        encoder, _, _ = self._reading(record)
+    def check(self, record: Any) -> Idle:
+        encoder, unused, _ = self._reading(record)
         encoder.check(record)
-
-    def unused(self, record: Any) -> Collection[str]:
-        return self._reading(record)[1]
+        return Idle(tuple(unused))
 
     def encode(self, record: Any) -> Sample:
         encoder, unused, beside = self._reading(record)
-        return replace(encoder.encode(record), unused=tuple(unused), beside=tuple(beside))
+        return replace(encoder.encode(record), idle=Idle(tuple(unused)), beside=tuple(beside))
 
     def truncate(self, record: Any, sample: Sample, max_tokens: int) -> Sample:
         encoder, _, _ = self._reading(record)

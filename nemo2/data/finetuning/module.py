@@ -8,6 +8,7 @@ from typing import Any, Optional, Union
 from nemo2.base.errors import DataError
 from nemo2.config.capture import configurable
 from nemo2.data.base import arguments_of
+from nemo2.data.documents import RECORD_SUFFIXES
 from nemo2.data.finetuning.base import SampleDataModule
 from nemo2.data.finetuning.chat import NEMO_TEMPLATE, ChatEncoder
 from nemo2.data.finetuning.packing import PackedSequenceSpecs
@@ -17,8 +18,6 @@ from nemo2.data.finetuning.template import TemplateEncoder
 from nemo2.data.tokenizer import Tokenizer
 
 FILES = {"train": "training.jsonl", "validation": "validation.jsonl", "test": "test.jsonl"}
-_SUFFIXES = (".jsonl", ".json", ".csv", ".tsv")
-"""The suffixes that a split's file may have; the first that exists is read."""
 
 
 @configurable
@@ -26,7 +25,8 @@ class FineTuningDataModule(SampleDataModule):
     """Fine-tune on ``training.jsonl``, ``validation.jsonl`` and ``test.jsonl`` in a folder.
 
     Each line is a JSON object of text fields, which a prompt template turns into a prompt and an answer. Only the
-    answer is trained on. A file may also be a JSON array (``training.json``) or a table (``.csv``, ``.tsv``).
+    answer is trained on. A file may also be a JSON array (``training.json``) or a table (``.csv``, ``.tsv``):
+    see `nemo2.data.documents`.
 
     An item of a loader has ``tokens``, ``labels`` (one token ahead), ``loss_mask``, ``padding_mask`` and ``position_ids``,
     ``[samples, length]``, and with packing ``cu_seqlens``; see `nemo2.data.finetuning.rows`.
@@ -98,7 +98,7 @@ class FineTuningDataModule(SampleDataModule):
         return self._file("train") is not None
 
     def _file(self, split: str) -> Optional[Path]:
-        files = (self.root / Path(FILES[split]).with_suffix(suffix) for suffix in _SUFFIXES)
+        files = (self.root / Path(FILES[split]).with_suffix(suffix) for suffix in RECORD_SUFFIXES)
         return next(filter(Path.is_file, files), None)
 
     def source(self, split: str) -> Optional[Source]:

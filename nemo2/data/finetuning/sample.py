@@ -2,12 +2,28 @@
 """A sample: token ids, and a flag for each trained token."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Optional
+from typing import Any, NamedTuple, Optional
 
 from nemo2.base.errors import DataError
 from nemo2.data.documents import Malformed as Malformed
+
+
+class Idle(NamedTuple):
+    """What the sample of a good record doesn't depend on. It is an error if all records have it in common.
+
+    Attributes:
+        fields: Fields of the record with text that the sample lacks, but that a prompt template could name.
+        settings: Settings with other values than their defaults that decide records of other kinds only, as ``add_bos=True``.
+    """
+
+    fields: tuple[str, ...] = ()
+    settings: tuple[str, ...] = ()
+
+    def in_common_with(self, other: "Idle") -> "Idle":
+        """What both have."""
+        return Idle(*(tuple(filter(theirs.__contains__, own)) for own, theirs in zip(self, other, strict=True)))
 
 
 @dataclass(frozen=True)
@@ -21,9 +37,8 @@ class Sample:
         truncated: Whether tokens were cut off to make the sample fit.
         special: A special token that a text of the record spells. It is a special token in ``ids``, unless
             on_special_token="text". None: there is none.
-        unused: Fields of the record with text that the sample lacks, but that a prompt template could name.
+        idle: See `Idle`.
         beside: Other fields with text that the sample lacks: those of a conversation, and descriptions of several words.
-        unread: Settings with other values than their defaults that decide records of other kinds only, as ``add_bos=True``.
         lost: What the tokenizer left out of the text, or made an unknown token. None: nothing.
     """
 
@@ -31,9 +46,8 @@ class Sample:
     trained: list[bool]
     truncated: bool = False
     special: Optional[str] = None
-    unused: tuple[str, ...] = ()
+    idle: Idle = Idle()
     beside: tuple[str, ...] = ()
-    unread: tuple[str, ...] = ()
     lost: Optional[str] = None
 
     @property
@@ -72,23 +86,13 @@ class Encoder(ABC):
     """Turns records into samples."""
 
     @abstractmethod
-    def check(self, record: Any) -> None:
-        """Check a record's fields, without rendering or tokenizing it.
+    def check(self, record: Any) -> Idle:
+        """Check a record's fields, without rendering or tokenizing it. Returns `Sample.idle`.
 
         Raises:
             Malformed: a field is missing or has the wrong contents.
             Empty: there is nothing to train on.
         """
-
-    def unused(self, record: Any) -> Collection[str]:
-        """`Sample.unused` of a good record, without rendering or tokenizing it."""
-        del record
-        return ()
-
-    def unread(self, record: Any) -> Collection[str]:
-        """`Sample.unread` of a good record, without rendering or tokenizing it."""
-        del record
-        return ()
 
     @abstractmethod
     def encode(self, record: Any) -> Sample:

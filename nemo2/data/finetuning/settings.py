@@ -95,20 +95,20 @@ class DatasetSettings:
             )
         return settings
 
-    def unread_by(self, kind: Optional[type[Encoder]] = None) -> list[str]:
+    def unread_by(self, kind: type[Encoder]) -> tuple[str, ...]:
         """The settings that decide samples of another kind of records only, with their values, as ``add_bos=True``. Settings
         with their defaults are left out.
 
         Args:
-            kind: The encoder of the records. None: of records that already are token ids, which reads none of them.
+            kind: The encoder of the records. That of records that already are token ids reads none of them.
         """
-        of_kinds = {one: {field.name for field in fields(one)} for one in (TemplateEncoder, ChatEncoder)}
-        others = set().union(*of_kinds.values()) - of_kinds.get(kind, set())  # pyright: ignore[reportArgumentType, reportCallIssue]
-        return [
+        of_fields, of_chats = ({field.name for field in fields(one)} for one in (TemplateEncoder, ChatEncoder))
+        read = {TemplateEncoder: of_fields, FieldsEncoder: of_fields, ChatEncoder: of_chats}.get(kind, set())  # pyright: ignore[reportArgumentType, reportCallIssue]
+        return tuple(
             f"{one.name}={shortened(repr(value))}"
             for one in fields(self)
-            if one.name in others and (value := getattr(self, one.name)) != one.default
-        ]
+            if one.name in (of_fields | of_chats) - read and (value := getattr(self, one.name)) != one.default
+        )
 
     def template(self, tokenizer: Tokenizer) -> Union[TemplateEncoder, FieldsEncoder]:
         """The encoder for records of fields."""

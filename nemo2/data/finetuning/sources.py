@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Optional
 
 from nemo2.base.errors import ConfigError, DataError
-from nemo2.base.files import MIB
+from nemo2.base.files import MIB, sha256
 from nemo2.data.documents import BadInput, read_records
 
 Placed = tuple[str, Any]
@@ -69,8 +69,7 @@ class RecordFiles(Source):
         hashed = hashlib.sha256()
         for path in self.files:
             try:
-                with open(path, "rb") as file:
-                    hashed.update(hashlib.file_digest(file, "sha256").digest())
+                hashed.update(bytes.fromhex(sha256(path)))
             except OSError as error:
                 raise DataError(f"{path} can't be read: {error}.") from error
         return hashed.hexdigest()

@@ -17,7 +17,7 @@ from torch.utils.data import IterableDataset
 
 from nemo2.base.errors import DataError
 from nemo2.data.batch_sampler import BEGINNING, Place, share_of
-from nemo2.data.finetuning.encode import BadRecords, Limits, Report, encode_all
+from nemo2.data.finetuning.encode import BadRecords, Limits, encode_whole
 from nemo2.data.finetuning.packing import pack
 from nemo2.data.finetuning.rows import Arrays, row_of
 from nemo2.data.finetuning.sample import Encoder
@@ -107,15 +107,13 @@ def streamed_rows(
         capacity: The number of tokens in a packed row. None: one row per sample.
         seed: The seed for shuffling samples within a buffer, differently in each pass. None: samples keep their order.
     """
-    report = Report()
-    bad = BadRecords(limits, report)
-    encoded = encode_all(source.records(bad), encoder, limits=limits, bad=bad)
+    bad = BadRecords(limits)
+    encoded = encode_whole(source, encoder, bad)
     samples = ((np.asarray(one.ids, np.int64), np.asarray(one.trained, np.bool_)) for one in encoded)
     for block, held in enumerate(iter(lambda: list(islice(samples, BUFFER)), [])):
         yield from _of_block(held, capacity, align, pad_id, None if seed is None else (seed, number, block))
-    bad.refuse_unused()
-    if report.places:
-        _log.warning("Pass %d over %s: %s", number + 1, source.name, report)
+    if bad.into.places:
+        _log.warning("Pass %d over %s: %s", number + 1, source.name, bad.into)
 
 
 def _of_block(

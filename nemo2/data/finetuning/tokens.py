@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Encodes records that already are token ids, and sources with several kinds of records."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Optional
@@ -10,7 +10,7 @@ from nemo2.base.errors import ConfigError
 from nemo2.data.finetuning.chat import ChatEncoder
 from nemo2.data.finetuning.dialects import has_messages
 from nemo2.data.finetuning.fields import FieldsEncoder
-from nemo2.data.finetuning.sample import Empty, Encoder, Malformed, Sample
+from nemo2.data.finetuning.sample import Empty, Encoder, Idle, Malformed, Sample
 from nemo2.data.finetuning.settings import DatasetSettings
 from nemo2.data.finetuning.template import TemplateEncoder
 from nemo2.data.tokenizer import Tokenizer
@@ -43,8 +43,9 @@ class TokenEncoder(Encoder):
     def identity(self) -> Mapping[str, Any]:
         return {"encoder": "tokens"}
 
-    def check(self, record: Any) -> None:
+    def check(self, record: Any) -> Idle:
         self.encode(record)
+        return Idle()
 
     def encode(self, record: Any) -> Sample:
         ids = _numbers(record, "input_ids")
@@ -115,11 +116,9 @@ class AnyEncoder(Encoder):
         return self.settings.chat(self._needed)
 
     @cached_property
-    def _unread(self) -> Mapping[type[Encoder], Collection[str]]:
-        """The settings that each encoder doesn't read."""
-        of_fields = self.settings.unread_by(TemplateEncoder)
-        of_chats, of_tokens = self.settings.unread_by(ChatEncoder), self.settings.unread_by()
-        return {TemplateEncoder: of_fields, FieldsEncoder: of_fields, ChatEncoder: of_chats, TokenEncoder: of_tokens}
+    def _unread(self) -> Mapping[type[Encoder], tuple[str, ...]]:
+        kinds = TemplateEncoder, FieldsEncoder, ChatEncoder, TokenEncoder
+        return {kind: self.settings.unread_by(kind) for kind in kinds}
 
     @property
     def _needed(self) -> Tokenizer:
@@ -127,20 +126,17 @@ class AnyEncoder(Encoder):
             raise Malformed("text, but data.tokenizer is None. Set it to the tokenizer of the model")
         return self.tokenizer
 
-    def check(self, record: Any) -> None:
-        self._encoder_of(record).check(record)
-
-    def unused(self, record: Any) -> Collection[str]:
-        return self._encoder_of(record).unused(record)
-
-    def unread(self, record: Any) -> Collection[str]:
-        return self._unread[type(self._encoder_of(record))]
+    def check(self, record: Any) -> Idle:
+        encoder = self._encoder_of(record)
+        return encoder.check(record)._replace(settings=self._unread[type(encoder)])
 
     def encode(self, record: Any) -> Sample:
-        return replace(self._encoder_of(record).encode(record), unread=tuple(self.unread(record)))
+        encoder = self._encoder_of(record)
+        sample = encoder.encode(record)
+        return replace(sample, idle=sample.idle._replace(settings=self._unread[type(encoder)]))
 
     def truncate(self, record: Any, sample: Sample, max_tokens: int) -> Sample:
-        return replace(self._encoder_of(record).truncate(record, sample, max_tokens), unread=sample.unread)
+        return self._encoder_of(record).truncate(record, sample, max_tokens)
 
     def _encoder_of(self, record: Any) -> Encoder:
         if not isinstance(record, Mapping):

@@ -57,7 +57,8 @@ def loop(folder: str, count: int, seed: int) -> dict[str, Any]:
     if rank == 0:
         for number in range(count - 10, count):
             bad += _checked(Path(folder), number, problems, changed)
-    background.Image.forget_spare()
+    while background.Image._spare:
+        background.Image.take().give_back(keep=0)
     return {
         "seconds": time.monotonic() - began,
         "longest": longest,

@@ -13,7 +13,6 @@ from nemo2.checkpoint import directory
 from nemo2.checkpoint.directory import (
     changed,
     finished,
-    missing_context,
     problems,
     publish,
     read_manifest,
@@ -221,7 +220,7 @@ def test_a_lost_context_is_not_damage(tmp_path):
     publish(temporary, tmp_path / "step=3", manifest(3))
     (tmp_path / "step=3" / "context" / "model.json").unlink()
     assert problems(tmp_path / "step=3") == []
-    assert missing_context(tmp_path / "step=3") == ["context/model.json is missing"]
+    assert problems(tmp_path / "step=3", of_context=True) == ["context/model.json is missing"]
 
 
 def test_what_is_set_aside_is_neither_found_nor_cleaned_up_but_told(tmp_path):

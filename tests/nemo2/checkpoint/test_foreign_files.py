@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from torch.distributed.checkpoint import FileSystemReader, save
+from torch.distributed.checkpoint import FileSystemReader
 
 from nemo2.base.errors import CheckpointError, ConfigError, SecurityError
 from nemo2.base.files import UnusableFile, open_to_write, read_bounded, why_not_inside
@@ -25,17 +24,10 @@ from nemo2.checkpoint.untrusted import data_only
 from nemo2.hugging_face.identify import identify
 from nemo2.training.run_dir.directory import create_directory
 from nemo2.training.run_dir.log_files import add_log_file, remove_log_file
+from support.foreign_checkpoints import nemo, torch_dist
 
 # Torch says on every call that it was told to work without ranks.
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
-CONFIG = '{"sharded_backend": "torch_dist", "sharded_backend_version": 1}'
-
-
-def torch_dist(folder: Path) -> Path:
-    save({"module.w": torch.ones(3, 4)}, checkpoint_id=str(folder), no_dist=True)
-    (folder / "metadata.json").write_text(CONFIG)
-    torch.save({"content_metadata": {}}, folder / "common.pt")
-    return folder
 
 
 @pytest.fixture
@@ -248,13 +240,6 @@ def test_a_checkpoint_without_a_manifest_is_refused_by_the_file_that_is_wrong(tm
 
 
 # ------------------------------------------------------------------------------------------------------ YAML and JSON
-
-
-def nemo(tmp_path: Path, content: bytes) -> Path:
-    torch_dist(tmp_path / "weights")
-    (tmp_path / "context").mkdir()
-    (tmp_path / "context" / "model.yaml").write_bytes(content)
-    return tmp_path
 
 
 def bomb(levels: int = 60) -> bytes:

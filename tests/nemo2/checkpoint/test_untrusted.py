@@ -3,7 +3,6 @@
 
 import contextlib
 import io
-import os
 import pickle
 import sys
 import types
@@ -20,19 +19,10 @@ from nemo2.base.errors import CheckpointError, SecurityError
 from nemo2.checkpoint.metadata import read_metadata
 from nemo2.checkpoint.untrusted import data_only
 from support import small_runs
+from support.foreign_checkpoints import Bomb
 
 # Torch says on every call that it was told to work without ranks.
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
-
-
-class Bomb:
-    """Makes a folder when it is unpickled."""
-
-    def __init__(self, marker: Path) -> None:
-        self.marker = str(marker)
-
-    def __reduce__(self) -> Any:
-        return os.mkdir, (self.marker,)
 
 
 @pytest.fixture

@@ -11,17 +11,8 @@ import pytest
 
 from nemo2.base.errors import DataError
 from nemo2.data.index_cache import DamagedIndex, guarded, private_directory
+from support.foreign_checkpoints import Bomb
 from support.small_corpora import corpus, first_samples
-
-
-class Bomb:
-    """Makes a folder when it is unpickled."""
-
-    def __init__(self, mark: Path) -> None:
-        self.mark = str(mark)
-
-    def __reduce__(self):
-        return os.mkdir, (self.mark,)
 
 
 def as_npy(path: Path, bomb: Bomb) -> None:

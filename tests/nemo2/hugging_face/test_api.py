@@ -20,7 +20,7 @@ from nemo2.cli.app import app
 from nemo2.hugging_face.checkpoint import Checkpoint
 from nemo2.hugging_face.identify import identify
 from support import resharding
-from tests.nemo2.hugging_face.test_identify import MODEL_YAML, torch_dist
+from support.foreign_checkpoints import MODEL_YAML, torch_dist
 
 TEMPLATE = "{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}</s>{% endfor %}"
 SIZES = {

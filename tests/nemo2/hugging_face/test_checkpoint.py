@@ -12,8 +12,8 @@ from nemo2 import llm
 from nemo2.base.errors import CheckpointError, ConfigError
 from nemo2.checkpoint.directory import Manifest, write_manifest
 from nemo2.hugging_face.checkpoint import Checkpoint, find_checkpoint
+from support.foreign_checkpoints import torch_dist
 from tests.nemo2.hugging_face.test_api import imported, of_nemo, released
-from tests.nemo2.hugging_face.test_identify import torch_dist
 
 __all__ = ["imported", "released"]
 

@@ -3,6 +3,7 @@
 
 import math
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -122,30 +123,28 @@ def _mixer(config: SSMConfig) -> list[Row]:
     ]
 
 
-def _mamba(hf: Config) -> dict[str, Any]:
-    """The settings that follow from those of `_MAMBA`."""
-    _any_step(hf)
-    if hf.get("n_groups", 8) != 1:
+def _of_mixers(hf: Config) -> dict[str, Any]:
+    fields = read(hf, _MAMBA)
+    if fields["mamba_num_groups"] != 1:
         raise refusal(
             hf,
             "n_groups",
             "transformers' Mamba 2 normalizes all groups together, nemo2's each group separately; it must be 1",
         )
-    if hf["num_heads"] * hf.get("head_dim", 64) != hf.get("expand", 2) * hf["hidden_size"]:
+    if fields["mamba_num_heads"] * fields["mamba_head_dim"] != hf.get("expand", 2) * fields["hidden_size"]:
         raise refusal(hf, "expand", "it must be num_heads * head_dim / hidden_size")
-    return {"hybrid_override_pattern": "M" * hf["num_hidden_layers"], "ffn_hidden_size": hf["hidden_size"]}
+    return {"hybrid_override_pattern": "M" * fields["num_layers"], "ffn_hidden_size": fields["hidden_size"]}
 
 
-def _mamba_of(ours: SSMConfig) -> dict[str, Any]:
+def _mixers_of(ours: SSMConfig) -> dict[str, Any]:
     heads = _heads(ours)
     return {"num_heads": heads, "expand": heads * ours.mamba_head_dim // ours.hidden_size}
 
 
-def _hybrid(hf: Config) -> dict[str, Any]:
+def _of_hybrid(hf: Config) -> dict[str, Any]:
     activation = hf.get("mlp_hidden_act", "relu2")
     if activation not in _ACTIVATIONS:
         raise refusal(hf, "mlp_hidden_act", f"nemo2's hybrids support {', '.join(map(repr, _ACTIVATIONS))}")
-    _any_step(hf)
     pattern = hf.get("hybrid_override_pattern")
     if pattern is None:
         kinds = hf.get("layers_block_type") or hf.get("layer_types") or []
@@ -155,9 +154,13 @@ def _hybrid(hf: Config) -> dict[str, Any]:
         field = "hybrid_override_pattern"
     if not pattern or set(pattern) - set(_LETTERS):
         raise refusal(hf, field, "the layers of nemo2's hybrids are mixers, attention, feed-forward blocks and experts")
-    width = hf.get("head_dim") or hf.get("attention_head_dim") or 128
-    layers = {"num_layers": len(pattern), "hybrid_override_pattern": pattern, "kv_channels": width}
-    return {**layers, "activation_func": _ACTIVATIONS[activation], **(_routing(hf) if "E" in pattern else {})}
+    return {
+        "num_layers": len(pattern),
+        "hybrid_override_pattern": pattern,
+        **(_routing(hf) if "E" in pattern else {}),
+        "kv_channels": hf.get("head_dim") or hf.get("attention_head_dim") or 128,
+        "activation_func": _ACTIVATIONS[activation],
+    }
 
 
 def _routing(hf: Config) -> dict[str, Any]:
@@ -170,14 +173,13 @@ def _routing(hf: Config) -> dict[str, Any]:
 
 def _hybrid_of(ours: SSMConfig) -> dict[str, Any]:
     pattern = ours.hybrid_override_pattern or ""
-    kinds = [_LETTERS.get(letter, letter) for letter in pattern]
     # The CPU backend, if it was installed after this module was imported, removes Megatron-Core's compilation.
     names = {uncompiled(function): name for name, function in _ACTIVATIONS.items()}
     heads = _heads(ours)
     return {
         "num_hidden_layers": len(pattern),
         "hybrid_override_pattern": pattern,
-        "layers_block_type": kinds,
+        "layers_block_type": [_LETTERS.get(letter, letter) for letter in pattern],
         "mlp_hidden_act": names.get(uncompiled(ours.activation_func), getattr(ours.activation_func, "__name__", "")),
         "mamba_num_heads": heads,
         "expand": max(1, heads * ours.mamba_head_dim // ours.hidden_size),
@@ -192,7 +194,7 @@ def _heads(ours: SSMConfig) -> int:
     return ours.mamba_num_heads or 2 * ours.hidden_size // ours.mamba_head_dim
 
 
-def _any_step(hf: Config) -> None:
+def _any_step(hf: Config) -> dict[str, Any]:
     """Check that time steps aren't limited. transformers 5 writes infinity as an object with its name.
 
     Raises:
@@ -201,26 +203,22 @@ def _any_step(hf: Config) -> None:
     limits = hf.get("time_step_limit") or (0.0, math.inf)
     if [float(limit["__float__"] if isinstance(limit, dict) else limit) for limit in limits] != [0.0, math.inf]:
         raise refusal(hf, "time_step_limit", "nemo2's mixers don't limit time steps, so it must be [0, infinity]")
+    return {}
 
 
-MAMBA = decoder_conversion(
+_conversion = partial(decoder_conversion, model=MambaModel, rows=_table, rotary=UNROTATED)
+MAMBA = _conversion(
     "Mamba2ForCausalLM",
-    MambaModel,
-    BaseMambaConfig130M,
-    rows=_table,
+    kind=BaseMambaConfig130M,
     fields=_MAMBA,
     only=_ONLY_MAMBA,
-    translations=[Translation(_mamba, _mamba_of)],
-    rotary=UNROTATED,
+    translations=[Translation(_any_step), Translation(_of_mixers, _mixers_of)],
 )
-NEMOTRON_H = decoder_conversion(
+NEMOTRON_H = _conversion(
     "NemotronHForCausalLM",
-    MambaModel,
-    NemotronHConfigBase,
+    kind=NemotronHConfigBase,
     configs=(SSMConfig,),
-    rows=_table,
     fields=_HYBRID,
     only=_ONLY_HYBRID,
-    translations=[Translation(_hybrid, _hybrid_of)],
-    rotary=UNROTATED,
+    translations=[Translation(_any_step), Translation(_of_hybrid, _hybrid_of)],
 )
