@@ -25,6 +25,8 @@ def chosen_ranks(owner: str, ranks: Optional[Sequence[int]], problems: list[str]
     """The global ranks to act on; rank 0 for None. Appends a sentence to ``problems`` for each value that can't be a
     rank."""
     chosen = [0] if ranks is None else list(ranks)
+    if not chosen:
+        problems.append(f"{owner}.ranks=[] selects no rank. Name one, or leave it out for rank 0.")
     problems += [
         f"{owner}.ranks contains {rank!r}, which is not a rank. Ranks count from 0."
         for rank in chosen

@@ -129,10 +129,6 @@ def launched(recipe: Any, *, name: str, changes: list[str], options: LaunchOptio
     recipe = on_machine(recipe, options=options, gpus_per_node=gpus_per_node)
     if kind is not None:
         _refuse_other_gpus(kind, executor, dryrun=options.dryrun, profile=profile.gpu if profile else "")
-    if options.detach and executor == "local":
-        raise ConfigError(
-            "--detach: a run on this machine ends with its command; --executor names a cluster that keeps it."
-        )
     print_start(recipe, name, executor, machine, profile, changes=changes)
     if executor != "local" and not (options.yes or options.dryrun) and sys.stdin.isatty():
         typer.confirm(f"Submit to {executor!r}?", abort=True)

@@ -11,6 +11,7 @@ import signal
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from multiprocessing.context import ForkContext, ForkProcess
 from typing import Any, Optional
 
 from torch.utils.data import DataLoader
@@ -22,7 +23,26 @@ def outliving_signals(dataloader: Any) -> Any:
     """The loader, whose workers end with their rank, and not by a signal from elsewhere."""
     if isinstance(dataloader, DataLoader) and not isinstance(dataloader.worker_init_fn, _IgnoreSignals):
         dataloader.worker_init_fn = _IgnoreSignals(dataloader.worker_init_fn)
+        context = dataloader.multiprocessing_context or multiprocessing.get_context()
+        if dataloader.num_workers > 0 and isinstance(context, ForkContext):
+            dataloader.multiprocessing_context = _WorkerContext()
     return dataloader
+
+
+class _WorkerProcess(ForkProcess):
+    """A process that starts with SIGTERM blocked. torch calls ``worker_init_fn`` only after it has started the threads of a
+    pool, if the rank has one, and a signal that one thread doesn't block ends the process."""
+
+    def start(self) -> None:
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+        try:
+            super().start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+class _WorkerContext(ForkContext):
+    Process = _WorkerProcess
 
 
 @dataclass(frozen=True)
@@ -38,7 +58,7 @@ class _IgnoreSignals:
         for number in IGNORED_SIGNALS:
             if number != signal.SIGTERM:
                 signal.signal(number, signal.SIG_IGN)
-        # Blocked in all threads, of which this process has only one yet, so that one thread can see who sent it.
+        # Blocked in all threads, so that one thread can see who sent it. A forked process has blocked it from its start.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
         parent = multiprocessing.parent_process()
         assert parent is not None, "a worker is started by multiprocessing"

@@ -50,7 +50,8 @@ KINDS = {
 PROJECT_FILE = "nemo2.toml"
 _TABLE = "clusters"
 _STARTERS = {"torchrun": "torchrun", "srun": None}
-_OURS, _OURS_ON_SLURM = ("kind", "env"), ("starter", "ssh", "job_dir")
+_PROFILE_NAMES, _SLURM_PROFILE_NAMES = ("kind", "env"), ("starter", "ssh", "job_dir")
+"""Fields of a profile that stand for several of the executor's."""
 _SET_BY_US = (
     "experiment_id",
     "job_dir",
@@ -130,7 +131,7 @@ def resolve_executor(executor: Any) -> tuple[Any, Optional[ClusterSettings]]:
     functions: list[str] = []
     if file.is_file():
         source = ast.parse(read_trusted(file, effect="its functions run in this process"))
-        functions = [one.name for one in source.body if isinstance(one, ast.FunctionDef | ast.ClassDef)]
+        functions = [node.name for node in source.body if isinstance(node, ast.FunctionDef | ast.ClassDef)]
         if executor in functions:
             import nemo_run
 
@@ -159,14 +160,14 @@ def build_executor(profile: Profile) -> tuple[Any, ClusterSettings]:
     from nemo2.launch.executor_fields import check_fields
 
     executor_class: Any = getattr(nemo_run, KINDS[kind])
-    ours = {one.name for one in fields(ClusterSettings)} if kind == "slurm" else {"gpu"}
-    theirs = {one.name for one in fields(executor_class) if one.init} - set(_SET_BY_US)
-    own = {*_OURS, *(_OURS_ON_SLURM if kind == "slurm" else ())}
-    known = {*own, *ours, *theirs}
+    profile_names = {*_PROFILE_NAMES, *(_SLURM_PROFILE_NAMES if kind == "slurm" else ())}
+    setting_names = {field.name for field in fields(ClusterSettings)} if kind == "slurm" else {"gpu"}
+    executor_names = {field.name for field in fields(executor_class) if field.init} - {*_SET_BY_US, *profile_names}
+    known = {*profile_names, *setting_names, *executor_names}
     for key in profile.values:
         if key not in known:
             raise ConfigError(f"{where} {key!r} is not a field of kind {kind!r}{did_you_mean(key, sorted(known))}")
-    values = {key: value for key, value in profile.values.items() if key in theirs and key not in own}
+    values = {key: value for key, value in profile.values.items() if key in executor_names}
     variables = profile.values.get("env", {})
     if not isinstance(variables, dict):
         raise ConfigError(f'{where} env={variables!r}: must be a table, {{ NAME = "value" }}.')
@@ -181,7 +182,7 @@ def build_executor(profile: Profile) -> tuple[Any, ClusterSettings]:
             limit_seconds(values["time"])
         executor = executor_class(**values)
         check_fields(executor)
-        settings = ClusterSettings(**{key: value for key, value in profile.values.items() if key in ours})
+        settings = ClusterSettings(**{key: value for key, value in profile.values.items() if key in setting_names})
     except ConfigError as error:
         raise ConfigError(f"{where} {error}") from error
     except (TypeError, ValueError, AssertionError, ImportError) as error:

@@ -6,10 +6,11 @@ and a rank of a launch without torchrun waits for ranks that nothing starts.
 """
 
 import re
+import shlex
 import sys
 import typing
-from collections.abc import Mapping
-from dataclasses import MISSING, Field, fields
+from collections.abc import Iterator, Mapping
+from dataclasses import MISSING, Field, fields, is_dataclass
 from typing import Any
 
 from nemo_run.core.execution.launcher import FaultTolerance, Launcher, Torchrun
@@ -20,16 +21,22 @@ from nemo2.config.value_types import misfits, type_hints
 from nemo2.training.run_dir.environment import is_secret_name
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
+_ULIMIT = re.compile(r"\w+:-?\d+(:-?\d+)?\Z")
+_LOSES_RECORDINGS = ("DockerExecutor", "SkypilotExecutor", "SkypilotJobsExecutor")
+_VOLUME_KEYS = {"DGXCloudExecutor": {"pvcs": ("path",)}, "LeptonExecutor": {"mounts": ("path", "mount_path")}}
 _REFERENCE = re.compile(r"\$\{?[A-Za-z_]")
 _PLAIN = {str: "text", dict: "a dictionary"}
 _GROUPS = "nemo2 starts one task of srun"
+_ONCE = "nemo-run submits the run once. FaultTolerancePlugin restarts its ranks"
+_RAY = "nemo2 starts no Ray cluster"
+_OWN_CLUSTER = "a managed job has a cluster of its own"
 _UNUSED: dict[str, dict[str, str]] = {
     "SlurmExecutor": {
         "open_mode": "the job's output is always appended to, because all starts of a job are read from it",
         "memory_measure": "nemo2 doesn't start nemo-run's measurement",
         "dependency_type": "set additional_parameters={'dependency': 'afterok:123'} instead",
         "job_details": "the job's folder has a fixed layout. Set tunnel.job_dir and job_name_prefix instead",
-        "ray_template": "nemo2 starts no Ray cluster",
+        "ray_template": _RAY,
         **dict.fromkeys(("wait_time_for_group_job", "monitor_group_job", "monitor_group_job_wait_time"), _GROUPS),
     },
     "LocalExecutor": {
@@ -44,45 +51,126 @@ _UNUSED: dict[str, dict[str, str]] = {
             "the image contains the code, and the pods' command the recipe",
         ),
     },
+    "SkypilotExecutor": {"retries": _ONCE},
+    "SkypilotJobsExecutor": {
+        "retries": _ONCE,
+        **dict.fromkeys(("cluster_name", "autodown", "idle_minutes_to_autostop", "retry_until_up"), _OWN_CLUSTER),
+    },
+    "DGXCloudExecutor": {"retries": _ONCE},
+    "LeptonExecutor": {
+        "retries": _ONCE,
+        "custom_spec": "nemo-run doesn't pass it on",
+        "launched_from_cluster": "nemo-run copies the code in any case",
+        **dict.fromkeys(("head_resource_shape", "ray_version"), _RAY),
+    },
 }
-"""Fields that nemo2 doesn't use, each with its reason, by the executor's class."""
-_UNUSED_BY_SLURM = {
-    "nsys_folder": "recordings are in lives/N/nsys_profile of the job's folder",
-    "nsys_filename": "recordings are named for their node and process",
-    "nsys_gpu_metrics": "add --gpu-metrics-devices to nsys_extra_args",
-    "rdzv_backend": "ranks meet at MASTER_ADDR and MASTER_PORT",
-    "rdzv_id": "ranks meet at MASTER_ADDR and MASTER_PORT",
+"""Fields that have no effect, each with its reason, by the executor's class."""
+_MEET = "ranks meet at MASTER_ADDR and MASTER_PORT"
+_FT_FILES = "the launcher's settings are options of its command"
+_UNUSED_OF_LAUNCHERS: dict[str, dict[str, str]] = {
+    "": {
+        "nsys_gpu_metrics": "add --gpu-metrics-devices to nsys_extra_args",
+        **dict.fromkeys(("cfg_path", "finished_flag_file", "job_results_file"), _FT_FILES),
+    },
+    "SlurmExecutor": {
+        "nsys_folder": "recordings are in lives/N/nsys_profile of the job's folder",
+        "nsys_filename": "recordings are named for their node and process",
+        **dict.fromkeys(("rdzv_backend", "rdzv_id"), _MEET),
+    },
+    "DockerExecutor": {"rdzv_port": "the ranks of one node meet at a free port"},
+    **dict.fromkeys(
+        ("DGXCloudExecutor", "LeptonExecutor", "KubeflowExecutor"),
+        dict.fromkeys(("rdzv_backend", "rdzv_id", "rdzv_port"), _MEET),
+    ),
 }
-"""The same of a launcher's fields on Slurm."""
+"""The same of a launcher's fields. "": on every executor."""
+_UNUSED_OF_SLURMS_PACKAGER = {
+    "symlink_from_remote_dir": "each job has its own code. Set code='none' and PYTHONPATH in a profile instead",
+    "debug": "set its variables in env_vars, such as TORCH_DISTRIBUTED_DEBUG",
+}
+_REPLACED: dict[str, dict[str, dict[str, str]]] = {
+    "KubeflowExecutor": {
+        "container_kwargs": {
+            "numNodes": "trainer.num_nodes",
+            "numProcPerNode": "trainer.devices",
+            "image": "image",
+            "env": "env_vars or env_list",
+            "command": "",
+            "args": "",
+        },
+        "pod_spec_overrides": {
+            "volumes": "volumes",
+            "containers": "volume_mounts",
+            "tolerations": "tolerations",
+            "affinity": "affinity",
+            "imagePullSecrets": "image_pull_secrets",
+        },
+        "spec_kwargs": {"trainer": "", "runtimeRef": "runtime_ref", "podTemplateOverrides": "", "runtimePatches": ""},
+    },
+    "DockerExecutor": {
+        "additional_kwargs": {
+            **{name: name for name in ("runtime", "shm_size", "ulimits", "ipc_mode", "healthcheck", "privileged")},
+            **{name: name for name in ("network", "volumes")},
+            "image": "container_image",
+            "environment": "env_vars",
+            "device_requests": "num_gpus",
+            **dict.fromkeys(("command", "name", "hostname", "working_dir", "labels"), ""),
+            **dict.fromkeys(("detach", "remove", "restart_policy"), ""),
+        },
+    },
+    "DGXCloudExecutor": {
+        "custom_spec": {
+            "image": "container_image",
+            "environmentVariables": "env_vars",
+            "storage": "pvcs",
+            "compute": "gpus_per_node",
+            "command": "",
+            "distributedFramework": "distributed_framework",
+            **dict.fromkeys(("minReplicas", "maxReplicas", "numWorkers"), "trainer.num_nodes"),
+        },
+    },
+}
+"""The parts of a job that a field with extra parts would replace, or that replace it, with the field for each. "": there is
+none."""
+_INSTEAD = ("device_requests", "compute")
+"""Parts that say more than their field, in whose place they may stand."""
 
 
 def check_fields(executor: Any) -> None:
-    """Refuse fields of a wrong type, variables that a process can't have, and launchers that nemo2 doesn't know.
-    Writes variables that are numbers as text.
+    """Refuse fields of a wrong type or that contradict each other, variables that a process can't have, and launchers
+    that nemo2 doesn't know. Writes variables that are numbers as text.
 
     Raises:
         ConfigError: with a line per field.
     """
     kind = type(executor).__name__
-    values = {one.name: getattr(executor, one.name) for one in fields(executor) if one.init and one.name != "launcher"}
-    hints = type_hints(type(executor))
-    mistyped = list(misfits(type(executor), values))
-    for name, value in values.items():
-        if (plain := _other(hints[name], value)) is not None:
-            mistyped.append((name, value, _PLAIN[plain]))
-    problems = [
-        f"{kind}.{name}={value!r}: must be {wanted}, not {type(value).__name__}." for name, value, wanted in mistyped
-    ]
     launcher = executor.launcher
+    problems = [*mistyped(executor, kind), *(mistyped(launcher, f"{kind}.launcher") if launcher else ())]
     if not (launcher in (None, "torchrun", "ft") or type(launcher) in (Launcher, Torchrun, FaultTolerance)):
         without = "None (srun starts the ranks)" if kind == "SlurmExecutor" else "None (torchrun)"
         problems.append(
             f"{kind}.launcher={launcher!r}: must be 'torchrun', 'ft' (nvidia-resiliency-ext) or {without}, or one of "
             "nemo-run's Torchrun, FaultTolerance and Launcher."
         )
+    if not problems:  # what follows reads the fields
+        problems += [*_replaced_parts(executor), *_late_errors(executor)]
     if problems:
         raise ConfigError("\n".join(problems))
     executor.env_vars = text_variables(executor.env_vars or {})
+
+
+def mistyped(owner: Any, path: str) -> Iterator[str]:
+    """A sentence for each field of a dataclass whose value can't be of its type. A launcher by its name has no fields."""
+    if not is_dataclass(owner):
+        return
+    values = {one.name: getattr(owner, one.name) for one in fields(owner) if one.init and one.name != "launcher"}
+    hints = type_hints(type(owner))
+    others = ((name, value, _other(hints.get(name, Any), value)) for name, value in values.items())
+    for name, value, wanted in (
+        *misfits(type(owner), values),
+        *((name, value, _PLAIN[plain]) for name, value, plain in others if plain is not None),
+    ):
+        yield f"{path}.{name}={value!r}: must be {wanted}, not {type(value).__name__}."
 
 
 def text_variables(variables: Mapping[str, Any]) -> dict[str, str]:
@@ -109,23 +197,71 @@ def warn_of_unused_fields(executor: Any) -> None:
     """Report on stderr each setting of the executor, of its launcher and of its variables that has no effect."""
     kind, unused = type(executor).__name__, dict(_UNUSED.get(type(executor).__name__, {}))
     slurm = kind == "SlurmExecutor"
+    if kind == "LeptonExecutor" and not (executor.can_be_preempted or executor.can_preempt):
+        unused["queue_priority"] = "set can_be_preempted or can_preempt, too"
     if slurm and not executor.container_image:
         without = "there is no container_image"
         unused |= dict.fromkeys(("container_mounts", "container_env"), without)
+    if slurm and executor.packager is not None:
+        for name in _changed(executor.packager, _UNUSED_OF_SLURMS_PACKAGER):
+            value, reason = getattr(executor.packager, name), _UNUSED_OF_SLURMS_PACKAGER[name]
+            _warn(f"SlurmExecutor.packager.{name}={value!r} has no effect: {reason}")
     for name in _changed(executor, unused):
         _warn(f"{kind}.{name}={getattr(executor, name)!r} has no effect: {unused[name]}")
-    if slurm and isinstance(launcher := executor.launcher, Launcher):
+    if isinstance(launcher := executor.launcher, Launcher):
+        reasons = {**_UNUSED_OF_LAUNCHERS[""], **_UNUSED_OF_LAUNCHERS.get(kind, {})}
         traced = () if launcher.nsys_profile else ("nsys_folder", "nsys_filename")  # of no interest without nsys
-        for name in _changed(launcher, [name for name in _UNUSED_BY_SLURM if name not in traced]):
-            reason = _UNUSED_BY_SLURM[name]
-            _warn(f"{kind}.launcher.{name}={getattr(launcher, name)!r} has no effect: {reason}")
+        for name in _changed(launcher, [name for name in reasons if name not in traced]):
+            _warn(f"{kind}.launcher.{name}={getattr(launcher, name)!r} has no effect: {reasons[name]}")
     set_on_ranks = SET_ON_RANKS if slurm else (*SET_ON_RANKS, PORT)
     for name, value in executor.env_vars.items():
         if name in set_on_ranks:
             _warn(f"env: {name}={value!r} has no effect: the launcher sets it on each rank")
+        elif kind == "DGXCloudExecutor":
+            if value and shlex.quote(value) != value:
+                shown = "***" if is_secret_name(name) else repr(value)
+                _warn(f"env: {name}={shown} is changed by Bash, because nemo-run doesn't quote it. Set it in the image")
         elif not is_secret_name(name) and _REFERENCE.search(value):
             lines = " or set it in setup_lines" if slurm else ""
             _warn(f"env: {name}={value!r} reaches the ranks as it is, because no shell reads it. Write it out{lines}")
+
+
+def _replaced_parts(executor: Any) -> Iterator[str]:
+    """A sentence for each extra part in the place of one that nemo2 or another field sets, such as all volumes."""
+    kind = type(executor).__name__
+    for field, parts in _REPLACED.get(kind, {}).items():
+        for part in parts.keys() & (getattr(executor, field) or {}).keys():
+            if part not in _INSTEAD or getattr(executor, parts[part]):
+                instead = f"Set {parts[part]} instead" if parts[part] else "Leave it out"
+                yield f"{kind}.{field} would replace {part} of the job. {instead}."
+
+
+def _late_errors(executor: Any) -> Iterator[str]:
+    """A sentence for each setting with which nemo-run 0.11 or its engine fails only after the submission."""
+    kind, launcher = type(executor).__name__, executor.launcher
+    if kind == "DockerExecutor":
+        if executor.retries:
+            yield (
+                f"DockerExecutor.retries={executor.retries}: Docker refuses to restart a container that it removes at its "
+                "end, as nemo-run has it do. Set retries=0. FaultTolerancePlugin restarts ranks."
+            )
+        for limit in executor.ulimits:
+            if not _ULIMIT.match(limit):
+                yield f"DockerExecutor.ulimits: {limit!r} must be NAME:SOFT or NAME:SOFT:HARD, such as 'memlock:-1:-1'."
+    for field, keys in _VOLUME_KEYS.get(kind, {}).items():
+        for volume in getattr(executor, field):
+            if missing := [key for key in keys if key not in volume]:
+                yield f"{kind}.{field}: {volume!r} has no {' and no '.join(missing)}."
+    if kind == "LeptonExecutor" and (launcher == "ft" or isinstance(launcher, FaultTolerance)):
+        yield (
+            "LeptonExecutor.launcher: nemo-run starts nvidia-resiliency-ext's launcher without the address of rank 0. Use "
+            "'torchrun' (FaultTolerancePlugin(resiliency_ext=False))."
+        )
+    if kind in _LOSES_RECORDINGS and isinstance(launcher, Launcher) and launcher.nsys_profile:
+        yield (
+            f"{kind}.launcher: nsys would write its recordings into a folder that ends with the container. Leave out nsys "
+            "(NsysPlugin). PytorchProfilerPlugin writes into the run directory."
+        )
 
 
 def _changed(owner: Any, names: typing.Iterable[str]) -> list[str]:

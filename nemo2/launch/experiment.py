@@ -18,7 +18,7 @@ import nemo_run
 from nemo_run.config import get_nemorun_home
 
 from nemo2.base.advice import again
-from nemo2.base.errors import EXIT_PREEMPTED
+from nemo2.base.errors import EXIT_PREEMPTED, ConfigError
 from nemo2.base.variables import environment
 from nemo2.config.serialize import to_json
 from nemo2.launch.failure import explain_failure
@@ -31,6 +31,7 @@ from nemo2.launch.local import (
     stop_processes,
     sweep_staging,
 )
+from nemo2.launch.packagers import check_packaged_commit
 from nemo2.launch.rank import MAIN
 from nemo2.launch.rank_files import with_arguments
 from nemo2.launch.request import LaunchRequest
@@ -93,6 +94,8 @@ def on_experiment(request: LaunchRequest) -> RunResult:
     local = isinstance(executor, nemo_run.LocalExecutor)
     if type(executor).__name__.startswith("Skypilot"):
         _fix_skypilot_dry_run()
+    if not local:
+        check_packaged_commit(executor)
     staging = Path(get_nemorun_home()) / "nemo2" / experiment_id
     create_directory(staging, field="NEMORUN_HOME")
     staging.chmod(0o700)  # it holds the user's settings
@@ -116,7 +119,10 @@ def on_experiment(request: LaunchRequest) -> RunResult:
         skip_status_at_exit=True,
     )
     with own_signals(), environment(secrets), experiment:
-        experiment.add(recipe, name=name, tail_logs=not local)
+        try:
+            experiment.add(recipe, name=name, tail_logs=not local)
+        except AssertionError as error:  # as DGX Cloud's, whose volumes don't have the job's folder
+            raise ConfigError(f"{type(executor).__name__} refuses the run: {error}") from error
         if dryrun:
             experiment.dryrun(log=False)
             shutil.rmtree(staging, ignore_errors=True)

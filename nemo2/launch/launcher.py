@@ -12,7 +12,7 @@ from typing import Any
 import nemo_run
 
 from nemo2.base.advice import advice, own_data
-from nemo2.base.counts import counted, require_counts
+from nemo2.base.counts import require_counts
 from nemo2.base.errors import ConfigError, RuntimeFault
 from nemo2.base.names import safe_name
 from nemo2.checkpoint.auto_resume import refuse_unresumable
@@ -22,6 +22,7 @@ from nemo2.launch.clusters import resolve_executor
 from nemo2.launch.environment import set_variables
 from nemo2.launch.executor_fields import check_fields, start_with_torchrun, text_variables, warn_of_unused_fields
 from nemo2.launch.experiment import on_experiment
+from nemo2.launch.gpus import check_gpus
 from nemo2.launch.plugins.apply import Plugins, apply_plugins, build_plugins
 from nemo2.launch.request import LaunchRequest
 from nemo2.launch.result import RunResult
@@ -93,12 +94,17 @@ def launch(
             'the launch under `if __name__ == "__main__":`.'
         )
     recipe = copy.deepcopy(recipe)
-    chosen, requested = devices is not None, executor
+    requested = executor
     executor, settings, machine = place_of(executor, gpu)
     executor = nemo_run.LocalExecutor() if executor in (None, "local") else executor.clone()
     check_fields(executor)
     executor.env_vars = {**executor.env_vars, **text_variables(env or {})}
     start_with_torchrun(executor)
+    if detach and isinstance(executor, nemo_run.LocalExecutor):
+        raise ConfigError(
+            f"{advice('--detach', 'detach=True')}: a run on this machine ends with its command. Name a cluster that keeps it "
+            f"({advice('--executor', 'executor')})."
+        )
     require_counts("", chain=chain)
     if chain > 1 and not isinstance(executor, nemo_run.SlurmExecutor):
         raise ConfigError(f"chain={chain}: only Slurm runs jobs one after another. Remove chain.")
@@ -106,9 +112,11 @@ def launch(
         from nemo2.preflight.checks.find import check_types
 
         check_types(recipe)
-    named = {"devices": devices is not None, "nodes": nodes is not None}
+    named_devices, named_nodes = devices, nodes
     devices, nodes, name = apply_shape(recipe, machine, devices=devices, nodes=nodes, name=name)
-    refuse_other_shape(executor, devices=None if named["devices"] else devices, nodes=None if named["nodes"] else nodes)
+    refuse_other_shape(
+        executor, devices=devices if named_devices is None else None, nodes=nodes if named_nodes is None else None
+    )
     title = safe_name(name)
     if not quiet:
         print_start(recipe, title, requested, machine, settings)
@@ -119,11 +127,13 @@ def launch(
         reasons = apply_plugins(built, recipe, executor, experiment_id=experiment_id)
         check_fields(executor)
         devices, nodes, name = apply_shape(recipe, machine, devices=None, nodes=None, name=name)
-    _refuse_more_ranks_than_gpus(executor, devices=devices, nodes=nodes)
+    check_gpus(executor, recipe, devices=devices, nodes=nodes)
     if check:
         from nemo2.preflight.checks import check_recipe
 
-        check_recipe(recipe, devices=devices, nodes=nodes, machine=machine, local=machine.local, chosen=chosen)
+        check_recipe(
+            recipe, devices=devices, nodes=nodes, machine=machine, local=machine.local, chosen=named_devices is not None
+        )
         _refuse_too_large(recipe, machine, force=force)
         if machine.local:
             _refuse_finished_run(recipe)
@@ -268,25 +278,6 @@ def machine_of(executor: Any, gpu: str | None, *, local: bool) -> Machine:
             here if gpu is None else replace(here, accelerator="cuda", gpu=machine.gpu, capability=machine.capability)
         )
     return replace(machine, per_node=getattr(executor, "gpus_per_node", None) or machine.per_node, count=None)
-
-
-def _refuse_more_ranks_than_gpus(executor: Any, *, devices: int, nodes: int) -> None:
-    """Refuse a Slurm job whose nodes have fewer GPUs than ranks. The other executors request a GPU per rank.
-
-    Raises:
-        ConfigError: there are more ranks than GPUs.
-    """
-    gpus = getattr(executor, "gpus_per_node", None)
-    if not isinstance(executor, nemo_run.SlurmExecutor) or not gpus or devices <= gpus:
-        return
-    ranks = World(nodes, devices).size
-    per_node = advice("--devices", "devices")
-    fit = f"{ranks // gpus} nodes of {gpus}, or " if not devices % gpus else ""
-    raise ConfigError(
-        f"trainer.devices={devices}: the executor requests only {counted(gpus, 'GPU')} per node "
-        f"(gpus_per_node), but each rank needs one. Use {fit}nodes of at most {gpus} ({per_node}={gpus}), or correct "
-        "gpus_per_node."
-    )
 
 
 def apply_shape(

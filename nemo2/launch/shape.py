@@ -13,6 +13,7 @@ result back.
 | KubeRayExecutor | starts Ray clusters, no ranks | |
 """
 
+import sys
 from typing import Any, Optional
 
 import nemo_run
@@ -42,9 +43,15 @@ def give_shape(executor: Any, *, devices: int, nodes: int) -> None:
         for field in fields:
             if hasattr(executor, field):
                 setattr(executor, field, count)
-    has_gpus = bool(getattr(executor, "gpus_per_node", None))
-    counts_gpus = has_gpus and kind in ("DGXCloudExecutor", "LeptonExecutor", "KubeflowExecutor")
+    gpus = getattr(executor, "gpus_per_node", None)
+    counts_gpus = bool(gpus) and kind in ("DGXCloudExecutor", "LeptonExecutor", "KubeflowExecutor")
     if counts_gpus or kind.startswith("Skypilot"):
+        if gpus not in (None, devices):
+            print(
+                f"warning: {kind}.gpus_per_node={gpus} becomes {devices}, the run's ranks per node (trainer.devices), each "
+                "of which has one GPU.",
+                file=sys.stderr,
+            )
         executor.gpus_per_node = devices
     carried = executor.nnodes(), executor.nproc_per_node()
     if carried != (nodes, devices):
@@ -85,10 +92,11 @@ def refuse_other_shape(executor: Any, *, devices: Optional[int], nodes: Optional
 def launcher_of(executor: Any) -> Any:
     """``executor.get_launcher()`` without its message.
 
-    In nemo-run 0.11 Slurm's also prints that it has set ntasks_per_node to 1, in the middle of a dry run's script.
-    nemo2's script has its own shape.
+    In nemo-run 0.11 Slurm's and DGX Cloud's also print that they have set ntasks_per_node to 1, in the middle of a dry
+    run's script, and set fields of the launcher. nemo2's script has its own shape, and DGX Cloud's is set up again when
+    it gets its job's folder.
     """
-    if isinstance(executor, nemo_run.SlurmExecutor) and not executor._launcher_setup:
+    if isinstance(executor, nemo_run.SlurmExecutor | nemo_run.DGXCloudExecutor) and not executor._launcher_setup:
         Executor._setup_launcher(executor)
         executor._launcher_setup = True
     return executor.get_launcher()

@@ -60,7 +60,7 @@ def train_job(
     if not executor.image:
         raise ConfigError('KubeflowExecutor.image="": name an image that has nemo2, image = "registry/nemo2:1".')
     _refuse_lost_files(recipe, executor)
-    _refuse_replaced_parts(executor)
+    _refuse_other_launchers(executor)
     executor = copy.copy(executor)
     executor.env_vars = {key: str(value) for key, value in variables.items()}
     executor.volumes, executor.volume_mounts = list(executor.volumes), list(executor.volume_mounts)
@@ -119,33 +119,11 @@ def _patch(override: Mapping[str, Any]) -> dict[str, Any]:
     return {"manager": MANAGER, "trainingRuntimeSpec": {"template": {"spec": {"replicatedJobs": jobs}}}}
 
 
-_REPLACED = {
-    "container_kwargs": {
-        "numNodes": "trainer.num_nodes",
-        "numProcPerNode": "trainer.devices",
-        "image": "image",
-        "env": "env_vars or env_list",
-        "command": "",
-        "args": "",
-    },
-    "pod_spec_overrides": {
-        "volumes": "volumes",
-        "containers": "volume_mounts",
-        "tolerations": "tolerations",
-        "affinity": "affinity",
-        "imagePullSecrets": "image_pull_secrets",
-    },
-    "spec_kwargs": {"trainer": "", "runtimeRef": "runtime_ref", "podTemplateOverrides": "", "runtimePatches": ""},
-}
-"""The parts of a manifest that a field of the executor would replace, with the field for each. "": there is none."""
-
-
-def _refuse_replaced_parts(executor: Any) -> None:
-    """Refuse extra fields in place of parts that nemo2 or another field has set, such as all volumes, and launchers
-    other than torchrun.
+def _refuse_other_launchers(executor: Any) -> None:
+    """Refuse launchers other than torchrun.
 
     Raises:
-        ConfigError: the message names the fields.
+        ConfigError: the executor has another, or nsys.
     """
     launcher = executor.get_launcher()
     if not isinstance(launcher, Torchrun) or launcher.nsys_profile:
@@ -153,10 +131,6 @@ def _refuse_replaced_parts(executor: Any) -> None:
             f"KubeflowExecutor.launcher={launcher!r}: pods start their ranks by torchrun, without nsys. Leave out the "
             "launcher, and NsysPlugin and the extension of FaultTolerancePlugin (resiliency_ext=False)."
         )
-    for field, parts in _REPLACED.items():
-        for part in parts.keys() & getattr(executor, field).keys():
-            instead = f"Set {parts[part]} instead" if parts[part] else "Leave it out"
-            raise ConfigError(f"KubeflowExecutor.{field} would replace {part} of the manifest. {instead}.")
 
 
 def _refuse_lost_files(recipe: Any, executor: Any) -> None:

@@ -55,3 +55,11 @@ def set_variable(plugin: Any, executor: Any, name: str, value: str) -> None:
         )
         return
     executor.env_vars[name] = value
+
+
+def warn_without_slurm(plugin: Any, executor: Any, name: str) -> None:
+    """Report an argument that isn't its default and has an effect only on Slurm."""
+    value = getattr(plugin, name)
+    if value != getattr(type(plugin), name):
+        kind, owner = type(plugin).__name__, type(executor).__name__
+        print(f"warning: {kind}.{name}={value} has no effect on a {owner}, only on a SlurmExecutor.", file=sys.stderr)

@@ -13,7 +13,7 @@ from nemo2.base.errors import ConfigError
 from nemo2.callbacks.fault_tolerance import FaultToleranceCallback
 from nemo2.config.walk import callbacks_of
 from nemo2.launch.environment import RESTARTS
-from nemo2.launch.plugins.editing import add_callback, set_variable, trainer_of
+from nemo2.launch.plugins.editing import add_callback, set_variable, trainer_of, warn_without_slurm
 from nemo2.mcore.settle.machine import Machine
 from nemo2.training.run_dir.hang import HangWatchdog
 from nemo2.training.run_dir.preemption import PreemptionCallback, signal_of
@@ -44,6 +44,8 @@ class PreemptionPlugin(nemo_run.Plugin):
         """Set ``executor.signal`` on a Slurm executor, and add the callbacks."""
         if isinstance(executor, nemo_run.SlurmExecutor):
             executor.signal = f"{signal.Signals(self.sig).name.removeprefix('SIG')}@{self.preempt_time}"
+        else:
+            warn_without_slurm(self, executor, "preempt_time")
         if self.callbacks is not None:
             trainer = trainer_of(self, task)
             trainer.callbacks = [*callbacks_of(trainer), *self.callbacks]
@@ -101,10 +103,11 @@ class FaultTolerancePlugin(nemo_run.Plugin):
                 "FaultTolerancePlugin requires torchrun, which restarts ranks, but the executor's launcher is "
                 f"{type(launcher).__name__}. Set launcher='torchrun', or starter = \"torchrun\" in a cluster profile."
             )
-        if not isinstance(executor, nemo_run.LocalExecutor):  # which starts no run again
-            executor.retries = self.num_job_retries_on_failure
-        if isinstance(executor, nemo_run.SlurmExecutor) and executor.retries == 0:
-            executor.retries = -1  # 0 is nemo-run's default, with which a job restarts as long as it makes progress
+        if isinstance(executor, nemo_run.SlurmExecutor):
+            # 0 is nemo-run's default, with which a job restarts as long as it makes progress.
+            executor.retries = self.num_job_retries_on_failure or -1
+        else:
+            warn_without_slurm(self, executor, "num_job_retries_on_failure")
         set_variable(self, executor, RESTARTS, str(self.num_in_job_restarts))
         if self._resiliency_ext(executor):
             executor.launcher = nemo_run.FaultTolerance(

@@ -72,8 +72,12 @@ def _directory(task: Any, executor: Any) -> list[str]:
     # On Slurm the launcher mounts the run's directory. Other executors mount only their own list.
     if isinstance(executor, nemo_run.SlurmExecutor):
         return []
-    mounts = getattr(executor, "container_mounts", None) or getattr(executor, "volumes", None) or []
-    mounted = [str(mount).split(":")[1 if ":" in str(mount) else 0] for mount in mounts]
+    mounted = [
+        *((volume.split(":") * 2)[1] for volume in getattr(executor, "volumes", ())),
+        *(volume["path"] for volume in getattr(executor, "pvcs", ())),
+        *(volume["mount_path"] for volume in getattr(executor, "mounts", ())),
+        *(getattr(executor, "storage_mounts", None) or ()),
+    ]
     if any(f"{folder}/".startswith(f"{place.rstrip('/')}/") for place in mounted):
         return []
     return [

@@ -27,7 +27,6 @@ STATE = "state.json"
 
 _TORCHRUN_SIGNALS = ("TERM", "INT", "HUP", "QUIT")
 _ENTRY = "nemo2.launch.rank"
-_MOST_GRACE = 3600
 MOST_UNJUDGED = 3
 """The starts without a verdict after which a job doesn't start again."""
 
@@ -126,7 +125,7 @@ def _directives(job: Job) -> list[str]:
         "output": f"{job.folder.replace('%', '%%')}/job-%j.out",
         "open-mode": "append",
         **({"requeue": None} if job.requeue else {"no-requeue": None}),
-        **({"signal": f"TERM@{min(job.grace_seconds, _MOST_GRACE)}"} if job.grace_seconds else {}),
+        **({"signal": f"TERM@{job.grace_seconds}"} if job.grace_seconds else {}),
         **job.directives,
     }
     return [_directive(name, value) for name, value in options.items()]

@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import subprocess
-import tarfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, Optional
@@ -35,7 +34,8 @@ def ship(
             by their files. A folder that holds ``source`` has no effect.
 
     Raises:
-        ConfigError: the code is too large for every launch, or "commit" outside a repository.
+        ConfigError: the code is too large for every launch, "commit" outside a repository, or a packager that fails or
+            packs nothing.
     """
     target.mkdir(parents=True)
     try:
@@ -44,7 +44,9 @@ def ship(
         root = None
     description: dict[str, Any] = {"from": str(source), "code": "packager" if packager is not None else code}
     if packager is not None:
-        _unpack(packager.package(source, str(target.parent), "code"), target)
+        from nemo2.launch.packagers import pack  # nemo-run, which a profile's settings don't load
+
+        pack(packager, source, target)
     elif code == "commit":
         if root is None:
             raise ConfigError(f"code='commit': {source} is not in a git repository. Set code='tree'.")
@@ -131,13 +133,6 @@ def _commit(source: Path) -> Optional[str]:
 
 def _listed(source: Path, *which: str) -> list[str]:
     return [name for name in _git(source, "ls-files", *which, "-z").split("\0") if name]
-
-
-def _unpack(archive: Any, target: Path) -> None:
-    if archive and Path(archive).is_file():
-        with tarfile.open(archive) as tar:
-            tar.extractall(target, filter="data")
-        Path(archive).unlink()
 
 
 def _git(source: Path, *arguments: str) -> str:

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple, Optional
 
 from nemo_run.config import get_nemorun_home
 from nemo_run.core.execution.launcher import FaultTolerance, Launcher, Torchrun
+from nemo_run.core.packaging.git import GitArchivePackager
 
 from nemo2.base.errors import ConfigError
 from nemo2.base.import_path import own_folders, path_variables, requested_path, write_hook
@@ -27,6 +28,7 @@ from nemo2.base.place import PORT
 from nemo2.config.walk import callbacks_of, select
 from nemo2.launch.environment import RESTARTS
 from nemo2.launch.local import split_secrets
+from nemo2.launch.packagers import check_packaged_commit
 from nemo2.launch.rank_files import rank_files
 from nemo2.launch.request import LaunchRequest
 from nemo2.launch.shape import launcher_of
@@ -60,12 +62,11 @@ _OWN_OPTIONS = {
 }
 """Options that additional_parameters can't have, because the script depends on them, each with its reason."""
 _OPTION = re.compile(r"[a-z][a-z0-9-]*\Z")
-_GPUS = re.compile(r"(?:gres/)?gpu(?::[^:,=]*[^:,=\d][^:,=]*)?(?:[:=](\d+))?\Z")
 _MONITORED = (
     "workload_check_interval", "initial_rank_heartbeat_timeout", "rank_heartbeat_timeout", "rank_termination_signal", "log_level",
 )  # fmt: skip
 _NEMO_RUNS_TIME = "00:10:00"
-_MIN_GRACE, _WRITE_BYTES_PER_SECOND = 60, 0.5e9
+_MIN_GRACE, _MOST_GRACE, _WRITE_BYTES_PER_SECOND = 60, 3600, 0.5e9
 
 
 def prepare(request: LaunchRequest, settings: ClusterSettings) -> tuple[Job, dict[str, str]]:
@@ -79,7 +80,22 @@ def prepare(request: LaunchRequest, settings: ClusterSettings) -> tuple[Job, dic
     job = job_of(executor, settings, devices=request.devices, nodes=nodes, **names)
     runs = _set_run_directory(recipe, settings, shell, job.folder)
     early = _Signal.of(executor.signal or "")
+    limit = limit_seconds(job.time)
+    if early and limit is not None and early.seconds >= limit:
+        raise ConfigError(
+            f"SlurmExecutor.signal={executor.signal!r}: at a time limit of {limit} s, the job would be asked to save when it "
+            "starts. Set fewer seconds (preempt_time of PreemptionPlugin), or a longer time."
+        )
+    if early and settings.grace_seconds is not None:
+        _warn(f"grace_seconds={settings.grace_seconds} has no effect beside SlurmExecutor.signal={executor.signal!r}.")
     _warn_of_unhandled_signal(recipe, executor.signal or "")
+    if job.starter == "torchrun" and executor.cpus_per_task and executor.cpus_per_task < job.devices:
+        _warn(
+            f"SlurmExecutor.cpus_per_task={executor.cpus_per_task} is for all {job.devices} ranks of a node, because torchrun "
+            "is one task. Set the CPUs of a node."
+        )
+    if executor.packager != GitArchivePackager():
+        check_packaged_commit(executor)
     resumes = _resumes(recipe)
     if not resumes and (job.requeue or request.chain > 1):
         _warn("resume.resume_if_exists is not set, so the job does not restart when it is interrupted.")
@@ -94,7 +110,7 @@ def prepare(request: LaunchRequest, settings: ClusterSettings) -> tuple[Job, dic
         },
         workdir=str(Path.cwd()) if shell.local and not executor.container_image else f"{job.folder}/code",
         container_mounts=(*_own_mounts(recipe, runs), *executor.container_mounts),
-        grace_seconds=early.seconds if early else _grace(recipe, settings, nodes=nodes, limit=limit_seconds(job.time)),
+        grace_seconds=early.seconds if early else _grace(recipe, settings, nodes=nodes, limit=limit),
         requeue=job.requeue and resumes and request.chain == 1,
     ), split_secrets(executor.env_vars)[1]
 
@@ -120,7 +136,6 @@ def job_of(executor: Any, settings: ClusterSettings, *, name: str, experiment_id
         directives["job-name"] = f"{executor.job_name_prefix}{name}"
     additional, requeue = _additional(executor.additional_parameters or {})
     directives |= additional
-    _refuse_too_few_gpus(executor, starter, devices=devices)
     early = _Signal.of(executor.signal or "")
     variables = split_secrets(executor.env_vars)[0]
     if isinstance(launcher, Torchrun | FaultTolerance) and launcher.rdzv_port != type(launcher)().rdzv_port:
@@ -209,27 +224,6 @@ def _additional(parameters: Mapping[str, Any]) -> tuple[dict[str, Optional[str]]
     return options, requeue
 
 
-def _refuse_too_few_gpus(executor: Any, starter: Starter, *, devices: int) -> None:
-    """Refuse ``gres`` and ``gpus_per_task`` with fewer GPUs than ranks. `nemo2.launch.launcher` does it for
-    ``gpus_per_node``.
-
-    Raises:
-        ConfigError: there are fewer.
-    """
-    resources = [match for word in (executor.gres or "").split(",") if (match := _GPUS.match(word.strip()))]
-    num_gpus = sum(int(match[1] or 1) for match in resources)
-    if resources and num_gpus < devices:
-        raise ConfigError(
-            f"SlurmExecutor.gres={executor.gres!r}: a node has {num_gpus} of these GPUs for {devices} ranks "
-            f"(trainer.devices), but each rank needs one. Use devices={num_gpus}, or correct gres."
-        )
-    if starter == "torchrun" and executor.gpus_per_task and executor.gpus_per_task < devices:
-        raise ConfigError(
-            f"SlurmExecutor.gpus_per_task={executor.gpus_per_task}: torchrun is one task per node, whose {devices} ranks "
-            f"(trainer.devices) need a GPU each. Set gpus_per_node={devices} instead."
-        )
-
-
 class _Signal(NamedTuple):
     """``executor.signal``: the signal's name without SIG, and the seconds before the job's end at which Slurm sends it."""
 
@@ -261,7 +255,7 @@ def _warn_of_unhandled_signal(recipe: Any, requested: str) -> None:
     """Report a signal for which no callback is known. Without one, `PreemptionCallback` handles some by default."""
     early = _Signal.of(requested)
     callbacks = select(callbacks_of(getattr(recipe, "trainer", None)), PreemptionCallback)
-    handled = {"TERM", "USR1"} if not callbacks else set()
+    handled = {"TERM"} if callbacks else {"TERM", "USR1"}
     for callback in callbacks:
         named = getattr(callback, "sig", None) or ["SIGTERM", "SIGUSR1"]
         for one in named if isinstance(named, list) else [named]:
@@ -305,8 +299,6 @@ def _resumes(recipe: Any) -> bool:
 def _write_job_folder(
     staged: Path, job: Job, request: LaunchRequest, settings: ClusterSettings, secrets: Mapping[str, str]
 ) -> None:
-    from nemo_run.core.packaging.git import GitArchivePackager
-
     for name, text in {**rank_files(request.recipe), SCRIPT: job_script(job)}.items():
         (staged / name).write_text(text, encoding="utf-8")
     if secrets:
@@ -387,11 +379,16 @@ def _time_limit(executor: Any) -> str:
 
 def _grace(recipe: Any, settings: ClusterSettings, *, nodes: int, limit: Optional[int]) -> int:
     """A minute, plus the time to write weights, main weights and two moments (14 bytes per parameter) at half a GB
-    per second and node. At most a quarter of the limit."""
-    seconds = settings.grace_seconds
-    if seconds is None:
-        seconds = _MIN_GRACE + int(14 * _parameters(recipe) / (nodes * _WRITE_BYTES_PER_SECOND))
-    return seconds if limit is None else min(seconds, limit // 4)
+    per second and node. At most an hour and a quarter of the limit."""
+    most = _MOST_GRACE if limit is None else min(_MOST_GRACE, limit // 4)
+    if settings.grace_seconds is None:
+        return min(most, _MIN_GRACE + int(14 * _parameters(recipe) / (nodes * _WRITE_BYTES_PER_SECOND)))
+    if settings.grace_seconds > most:
+        _warn(
+            f"grace_seconds={settings.grace_seconds} becomes {most}, at most an hour and a quarter of the job's time limit. "
+            "PreemptionPlugin(preempt_time=...) sets any time."
+        )
+    return min(most, settings.grace_seconds)
 
 
 def _parameters(recipe: Any) -> float:

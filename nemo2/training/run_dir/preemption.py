@@ -41,10 +41,10 @@ class PreemptionCallback(pl.Callback):
     matters because a launcher signals the remaining ranks as soon as the first rank has ended.
 
     Args:
-        sig: One signal or a list, by number or name ("SIGUSR2"; Slurm: ``#SBATCH --signal=USR2@120``). None: SIGTERM;
-            SIGHUP and SIGUSR1, unless they are already handled or ignored; and SIGINT in ranks of torchrun, which
-            forwards Ctrl-C to them. Elsewhere, as in a notebook, SIGINT still raises Python's KeyboardInterrupt, and
-            Lightning ends the loop with SystemExit(1).
+        sig: One signal or a list, by number or name ("SIGUSR2"; Slurm: ``#SBATCH --signal=USR2@120``), besides SIGTERM,
+            by which every scheduler ends a job. None: SIGTERM; SIGHUP and SIGUSR1, unless they are already handled or
+            ignored; and SIGINT in ranks of torchrun, which forwards Ctrl-C to them. Elsewhere, as in a notebook, SIGINT
+            still raises Python's KeyboardInterrupt, and Lightning ends the loop with SystemExit(1).
 
     Raises:
         ConfigError: an unknown signal, or a signal that can't be caught.
@@ -64,7 +64,7 @@ class PreemptionCallback(pl.Callback):
             self._group = torch.distributed.new_group(backend="gloo")
         if threading.current_thread() is not threading.main_thread():
             return  # Python delivers signals to the main thread only
-        for number in self.signals or _default_signals():
+        for number in {*self.signals, signal.SIGTERM} if self.signals else _default_signals():
             signal.signal(number, self._record_signal)
 
     def on_train_batch_end(self, trainer: pl.Trainer, *_: Any, **__: Any) -> None:

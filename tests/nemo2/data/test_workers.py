@@ -3,9 +3,11 @@
 
 import os
 import signal
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import torch
 from torch.utils.data import DataLoader, Dataset
 
 from nemo2.data.workers import outliving_signals
@@ -30,10 +32,19 @@ def loader(**settings: Any) -> DataLoader:
     return DataLoader(Counted(), batch_size=None, num_workers=1, **settings)
 
 
+@pytest.fixture
+def thread_pool() -> Iterator[None]:
+    """torch's, as of a rank with several threads. torch starts it again in each forked worker."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.mark.parametrize(
     "number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2], ids=lambda n: n.name
 )
-def test_a_signal_from_elsewhere_ends_no_worker(number: int) -> None:
+def test_a_signal_from_elsewhere_ends_no_worker(number: int, thread_pool: None) -> None:
     """The test process is the rank, so the signal comes from a child of it, as from a torchrun."""
     shielded = outliving_signals(outliving_signals(loader()))
     indices = []
@@ -62,5 +73,6 @@ def test_a_worker_ends_by_its_rank_and_starts_as_the_user_says() -> None:
     worker.terminate()
     worker.join(10)
     assert worker.exitcode == 0
+    assert signal.SIGTERM not in signal.pthread_sigmask(signal.SIG_BLOCK, []), "the rank's own mask is as before"
     started = outliving_signals(loader(worker_init_fn=start_with)).worker_init_fn
     assert started is not None and getattr(started, "then") is start_with  # noqa: B009

@@ -1,7 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fields of nemo-run's executors: each of them takes effect, is refused, or is said to have no effect."""
 
+import inspect
+import re
+import subprocess
 from dataclasses import fields
+from importlib import import_module
 
 import nemo_run
 import pytest
@@ -11,7 +15,8 @@ from nemo_run.core.execution.slurm import SlurmJobDetails
 from nemo2.base.errors import ConfigError
 from nemo2.config import Partial
 from nemo2.launch import launch
-from nemo2.launch.executor_fields import start_with_torchrun
+from nemo2.launch.executor_fields import check_fields, start_with_torchrun, warn_of_unused_fields
+from nemo2.launch.gpus import check_gpus
 from nemo2.recipes import llama_tiny
 
 SLURM = {
@@ -49,6 +54,28 @@ SLURM = {
 """A value for each field that isn't its default. None of it: it can't be seen in a dry run."""
 
 
+CLOUD = {
+    **dict.fromkeys(("base_url", "kube_apiserver_url", "client_id", "client_secret", "project_name"), "x"),
+    "container_image": "i",
+    "pvc_nemo_run_dir": "/p",
+}
+ENGINES = {
+    "docker": ("DockerExecutor", {"container_image": "i"}),
+    "skypilot": ("SkypilotExecutor", {}),
+    "skypilot_jobs": ("SkypilotJobsExecutor", {}),
+    "dgxcloud": ("DGXCloudExecutor", CLOUD),
+    "lepton": ("LeptonExecutor", {"container_image": "i", "nemo_run_dir": "/p"}),
+}
+"""nemo-run's modules of executors that run through its experiment, with the fields that each requires."""
+NOT_TOLD = {"kube_apiserver_url"}
+"""It is required, though nothing reads it."""
+
+
+def engine(kind, **arguments):
+    name, required = ENGINES[kind]
+    return getattr(nemo_run, name)(**{**required, **arguments})
+
+
 def work(trainer=None, log=None):
     """Stands for an entry point."""
 
@@ -69,6 +96,8 @@ def home(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("time.time_ns", lambda: 1)
     monkeypatch.setattr("nemo2.launch.slurm.start.timestamp", lambda: "then")
+    for kind in ("skypilot", "skypilot_jobs"):  # the package isn't needed to make one
+        monkeypatch.setattr(f"nemo_run.core.execution.{kind}._SKYPILOT_AVAILABLE", True)
 
 
 def test_each_field_of_a_slurm_executor_arrives_or_is_told(capsys):
@@ -88,6 +117,154 @@ def test_each_field_of_a_slurm_executor_arrives_or_is_told(capsys):
             assert f"warning: SlurmExecutor.{name}=" in answer.err
         else:
             assert f"SlurmExecutor.{name}" not in answer.err.replace("SlurmExecutor.signal", "")
+
+
+@pytest.mark.parametrize("kind", ENGINES)
+def test_each_field_that_nemo_run_never_reads_is_told(kind, capsys):
+    executor = engine(kind)
+    modules = [f"nemo_run.core.execution.{kind}", f"nemo_run.run.torchx_backend.schedulers.{kind}"]
+    source = "".join(inspect.getsource(import_module(module)) for module in modules)
+    for field in fields(executor):
+        if not field.init or field.name in NOT_TOLD or field.name == "launcher":
+            continue
+        if re.search(rf"[.\"]{field.name}\b(?!=)", source) and field.name != "queue_priority":
+            continue
+        value = [7] if "list" in str(field.type) else not field.default if isinstance(field.default, bool) else "odd"
+        setattr(executor, field.name, value)
+        warn_of_unused_fields(executor)
+        assert f"warning: {type(executor).__name__}.{field.name}={value!r} has no effect" in capsys.readouterr().err
+        setattr(executor, field.name, getattr(engine(kind), field.name))
+    warn_of_unused_fields(executor)
+    assert not capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("kind", "launcher", "name"),
+    [
+        ("docker", Torchrun(rdzv_port=4), "rdzv_port"),
+        ("dgxcloud", Torchrun(rdzv_id=4), "rdzv_id"),
+        ("lepton", Torchrun(rdzv_backend="etcd"), "rdzv_backend"),
+        ("dgxcloud", Torchrun(nsys_profile=True, nsys_gpu_metrics=True), "nsys_gpu_metrics"),
+        ("docker", FaultTolerance(cfg_path="/x"), "cfg_path"),
+    ],
+)
+def test_each_setting_of_a_launcher_that_nothing_reads_is_told(kind, launcher, name, capsys):
+    warn_of_unused_fields(engine(kind, launcher=launcher))
+    assert f"Executor.launcher.{name}={getattr(launcher, name)!r} has no effect: " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("kind", "arguments", "words"),
+    [
+        ("docker", {"retries": 2}, "retries=2: Docker refuses to restart"),
+        ("docker", {"ulimits": ["memlock=-1"]}, "ulimits: 'memlock=-1' must be NAME:SOFT"),
+        ("docker", {"additional_kwargs": {"volumes": []}}, "additional_kwargs would replace volumes .* Set volumes"),
+        ("docker", {"additional_kwargs": {"name": "x"}}, "additional_kwargs would replace name .* Leave it out"),
+        ("docker", {"additional_kwargs": {"device_requests": []}, "num_gpus": 2}, "device_requests .* Set num_gpus"),
+        ("docker", {"launcher": Launcher(nsys_profile=True)}, "nsys would write its recordings"),
+        ("skypilot", {"launcher": Torchrun(nsys_profile=True)}, "nsys would write its recordings"),
+        ("dgxcloud", {"custom_spec": {"command": "x"}}, "custom_spec would replace command"),
+        ("dgxcloud", {"custom_spec": {"compute": {}}, "gpus_per_node": 8}, "would replace compute .* gpus_per_node"),
+        ("lepton", {"mounts": [{"path": "/x"}]}, "LeptonExecutor.mounts: .* has no mount_path"),
+        ("dgxcloud", {"pvcs": [{}]}, "DGXCloudExecutor.pvcs: {} has no path"),
+        ("lepton", {"launcher": "ft"}, "LeptonExecutor.launcher: .* without the address of rank 0"),
+        ("lepton", {"launcher": FaultTolerance()}, "without the address of rank 0"),
+        (
+            "lepton",
+            {"launcher": Torchrun(nsys_trace="cuda")},
+            "LeptonExecutor.launcher.nsys_trace='cuda': must be a list",
+        ),
+    ],
+)
+def test_what_would_fail_or_be_lost_after_the_submission_is_refused(kind, arguments, words):
+    with pytest.raises(ConfigError, match=words):
+        check_fields(engine(kind, **arguments))
+
+
+def test_parts_that_say_more_than_a_field_may_stand_in_its_place():
+    check_fields(engine("docker", additional_kwargs={"device_requests": [], "cap_add": ["IPC_LOCK"]}))
+    check_fields(engine("dgxcloud", custom_spec={"compute": {}, "nodePools": ["a"]}))
+    check_fields(engine("docker", ulimits=["memlock:-1:-1", "nofile:1024"]))
+
+
+def test_variables_that_dgx_clouds_script_would_change_are_told(capsys):
+    warn_of_unused_fields(engine("dgxcloud", env_vars={"A": "a b", "B": "plain", "C": "", "MY_TOKEN": "$canary"}))
+    told = capsys.readouterr().err
+    assert "env: A='a b' is changed by Bash" in told and "env: MY_TOKEN=*** is changed" in told
+    assert "canary" not in told and told.count("\n") == 2
+
+
+@pytest.mark.parametrize(
+    ("executor", "devices", "words"),
+    [
+        (slurm(gres="gpu:h100:1"), 2, "requests only 1 GPU per node .gres=gpu:h100:1."),
+        (slurm(gpus_per_task=1), 2, "gpus_per_task=1 of one torchrun.*or correct gpus_per_task"),
+        (slurm(gpus_per_node=4), 8, "Use 2 nodes of 4, or nodes of at most 4 .*or correct gpus_per_node"),
+        (engine("docker", num_gpus=1), 2, "only 1 GPU per node .num_gpus=1..*Use nodes of at most 1"),
+    ],
+)
+def test_fewer_gpus_than_ranks_are_refused(executor, devices, words):
+    with pytest.raises(ConfigError, match=words):
+        check_gpus(executor, None, devices=devices, nodes=1)
+
+
+@pytest.mark.parametrize("gres", ["gpu:2", "gres/gpu:2", "gpu:a:1,gpu:b:1", "nvme:1", "gpu=2"])
+def test_gpus_that_suffice_for_the_ranks_are_counted_in_each_form(gres, capsys):
+    check_gpus(slurm(gres=gres), None, devices=2, nodes=1)
+    check_gpus(slurm(gpus_per_task=1, launcher=None), None, devices=2, nodes=1)
+    check_gpus(engine("docker", num_gpus=-1), None, devices=2, nodes=1)
+    assert not capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("executor", "words"),
+    [
+        (slurm(gpus_per_node=8), "gpus_per_node=8 requests 8 GPUs per node, of which the run uses 2"),
+        (engine("docker", num_gpus=4), "num_gpus=4 requests 4 GPUs"),
+        (engine("docker"), "DockerExecutor.num_gpus=None requests no GPU"),
+        (engine("dgxcloud"), "DGXCloudExecutor.gpus_per_node=0 requests no GPU"),
+    ],
+)
+def test_more_gpus_than_ranks_or_none_are_told(executor, words, capsys):
+    check_gpus(executor, Partial(work), devices=2, nodes=1)
+    assert f"warning: {words}" in capsys.readouterr().err
+
+
+def test_a_run_on_cpus_needs_no_gpu(capsys):
+    recipe = llama_tiny.pretrain_recipe()
+    recipe.trainer.accelerator = "cpu"
+    check_gpus(engine("docker"), recipe, devices=2, nodes=1)
+    check_gpus(engine("skypilot", instance_type="p5"), None, devices=2, nodes=1)
+    assert not capsys.readouterr().err
+
+
+def test_a_number_of_gpus_that_becomes_that_of_ranks_is_told(capsys):
+    dry(engine("lepton", gpus_per_node=8))
+    assert "LeptonExecutor.gpus_per_node=8 becomes 2, the run's ranks" in capsys.readouterr().err
+
+
+def test_nemo_runs_packager_of_commits_is_refused_without_one_and_tells_what_it_leaves_behind(tmp_path, capsys):
+    with pytest.raises(
+        ConfigError, match="DockerExecutor.packager=GitArchivePackager: .*is in no git repository with HEAD"
+    ):
+        dry(engine("docker"))
+    commands = "git init -q; touch a; git add a; git -c user.name=n -c user.email=e commit -qm a; touch b c d e"
+    subprocess.run(commands, shell=True, check=True, cwd=tmp_path)
+    dry(engine("docker"))
+    dry(slurm(packager=nemo_run.GitArchivePackager(include_submodules=False)))
+    told = capsys.readouterr().err
+    for kind in ("Docker", "Slurm"):
+        assert (
+            f"{kind}Executor.packager=GitArchivePackager ships HEAD without the changes of b, c, d and 1 more" in told
+        )
+
+
+@pytest.mark.parametrize(
+    "packager", [nemo_run.Packager(debug=True), nemo_run.Packager(symlink_from_remote_dir="/code")]
+)
+def test_settings_of_a_packager_without_effect_on_slurm_are_told(packager, capsys):
+    dry(slurm(packager=packager))
+    assert re.search(r"warning: SlurmExecutor\.packager\.\w+=.* has no effect", capsys.readouterr().err)
 
 
 @pytest.mark.parametrize(
@@ -142,6 +319,11 @@ def test_variables_that_a_process_cant_have_are_refused_on_every_executor(variab
     with pytest.raises(ConfigError) as caught:
         dry(slurm(env_vars={"HF_TOKEN": ["canary"]}))
     assert "canary" not in str(caught.value)
+
+
+def test_a_run_on_this_machine_cant_be_left():
+    with pytest.raises(ConfigError, match="detach=True: a run on this machine ends with its command"):
+        dry(nemo_run.LocalExecutor(), detach=True)
 
 
 def test_variables_that_are_numbers_become_text(capsys):

@@ -338,6 +338,52 @@ def test_validation_tells_everything_at_once(recipe) -> None:
         plugins.ConfigValidationPlugin().setup(recipe, docker)
 
 
+@pytest.mark.parametrize(
+    ("kind", "fields"),
+    [
+        ("Lepton", {"nemo_run_dir": "/p", "mounts": [{"path": "/x", "mount_path": "/data"}]}),
+        ("Docker", {"volumes": ["/x:/data:rw"]}),
+        ("Docker", {"volumes": ["/data"]}),
+    ],
+)
+def test_a_run_directory_on_a_volume_of_each_engine_is_valid(recipe, kind, fields) -> None:
+    executor = getattr(nemo_run, f"{kind}Executor")(container_image="i", **fields)
+    recipe.log.log_dir = "/data/runs"
+    plugin = plugins.ConfigValidationPlugin(validate_nodes_and_devices=False)
+    plugin.setup(recipe, executor)
+    recipe.log.log_dir = "/database"
+    with pytest.raises(ConfigError, match="not inside a mount of the container .mounts: /data"):
+        plugin.setup(recipe, executor)
+
+
+def test_an_argument_that_only_slurm_reads_is_told_elsewhere(recipe, capsys) -> None:
+    docker = nemo_run.DockerExecutor(container_image="x", launcher="torchrun")
+    plugins.FaultTolerancePlugin(num_job_retries_on_failure=5, resiliency_ext=False).setup(recipe, docker)
+    plugins.PreemptionPlugin(preempt_time=90).setup(recipe, docker)
+    told = capsys.readouterr().err
+    assert "FaultTolerancePlugin.num_job_retries_on_failure=5 has no effect on a DockerExecutor" in told
+    assert "PreemptionPlugin.preempt_time=90 has no effect on a DockerExecutor" in told
+    assert docker.retries == 0, "Docker refuses to start such a container"
+    plugins.PreemptionPlugin().setup(recipe, docker)
+    assert not capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("plugin", "words"),
+    [
+        (
+            lambda: plugins.NsysPlugin(start_step=1, end_step=2, nsys_trace="cuda"),
+            "NsysPlugin.nsys_trace='cuda': must be a list",
+        ),
+        (lambda: plugins.PerfEnvPlugin(enable_vboost="no"), "PerfEnvPlugin.enable_vboost='no': must be True or False"),
+        (lambda: plugins.FaultTolerancePlugin(resiliency_ext="yes"), "resiliency_ext='yes': must be True or False"),
+    ],
+)
+def test_an_argument_of_a_wrong_type_is_refused(plugin, words) -> None:
+    with pytest.raises(ConfigError, match=words):
+        build_plugins(plugin())
+
+
 def test_wandb_is_set_where_its_key_is(recipe, monkeypatch, capsys) -> None:
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
     plugin = plugins.WandbPlugin(name="one", logger_fn=lambda name: wandb_logger(project="p", name=name))

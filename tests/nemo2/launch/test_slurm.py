@@ -2,6 +2,7 @@
 """Jobs on Slurm, on a stand-in for it: commands of its names that run scripts here. `make cluster` runs the real one."""
 
 import errno
+import io
 import json
 import os
 import re
@@ -748,8 +749,6 @@ def job_of_executor(**fields):
         ({"array": "0-3"}, "array"),
         ({"heterogeneous": True}, "heterogeneous"),
         ({"dependencies": ["slurm://a/1"]}, "dependency"),
-        ({"gres": "gpu:h100:1"}, "gres='gpu:h100:1': a node has 1 .* for 2 ranks"),
-        ({"gpus_per_task": 1, "launcher": "torchrun"}, "gpus_per_task=1: torchrun is one task"),
         ({"signal": "B:USR1@60"}, "signal='B:USR1@60': with B, only"),
         ({"setup_lines": "if true; then"}, "setup_lines: Bash can't read them"),
         ({"setup_lines": "cat <<END"}, "setup_lines: Bash can't read them"),
@@ -763,11 +762,6 @@ def job_of_executor(**fields):
 def test_what_a_run_of_ranks_cant_have_is_refused(fields, message):
     with pytest.raises(ConfigError, match=message):
         job_of_executor(**fields)
-
-
-@pytest.mark.parametrize("gres", ["gpu:2", "gpu:h100:8", "gres/gpu:2", "gpu:a:1,gpu:b:1", "nvme:1", "gpu=2"])
-def test_gpus_that_suffice_for_the_ranks_are_counted_in_each_form(gres):
-    assert job_of_executor(gres=gres).directives["gres"] == gres
 
 
 def test_additional_options_are_written_as_sbatch_reads_them():
@@ -905,6 +899,55 @@ def test_a_run_is_asked_to_save_as_long_before_the_end_as_its_checkpoint_takes()
     )
     assert _grace(large, ClusterSettings(), nodes=8, limit=400) == 100
     assert _grace(large, ClusterSettings(grace_seconds=5), nodes=8, limit=None) == 5
+    assert _grace(large, ClusterSettings(), nodes=1, limit=10**6) == pytest.approx(2040, rel=0.05)
+
+
+@pytest.mark.parametrize(("limit", "most"), [(None, 3600), (1200, 300)])
+def test_a_time_to_save_that_is_cut_is_told(limit, most, capsys):
+    from nemo2.recipes import llama_tiny
+
+    assert _grace(llama_tiny.pretrain_recipe(), ClusterSettings(grace_seconds=7200), nodes=1, limit=limit) == most
+    assert f"grace_seconds=7200 becomes {most}, " in capsys.readouterr().err
+
+
+def test_a_signal_that_would_come_at_the_start_is_refused_and_too_few_cpus_are_told(program, tmp_path, slurm, capsys):
+    def dry(**fields):
+        on = executor(tmp_path)
+        for name, value in fields.items():
+            setattr(on, name, value)
+        launch(Partial(program.work, place=""), on, devices=4, nodes=1, check=False, dryrun=True)
+
+    with pytest.raises(ConfigError, match="signal='TERM@1800': at a time limit of 1800 s"):
+        dry(signal="TERM@1800", time="30")
+    dry(launcher="torchrun", cpus_per_task=3)
+    assert "cpus_per_task=3 is for all 4 ranks of a node" in capsys.readouterr().err
+    dry(launcher="torchrun", cpus_per_task=4)
+    dry(launcher=None, cpus_per_task=3)
+    assert "cpus_per_task" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("packager", "words"),
+    [
+        (nemo_run.PatternPackager(include_pattern="no/*.py", relative_path="."), "PatternPackager packs no file"),
+        (
+            nemo_run.PatternPackager(include_pattern=["a", "b"], relative_path="."),
+            "PatternPackager fails: .*same length",
+        ),
+        (nemo_run.HybridPackager(sub_packagers={"a": nemo_run.Packager()}), "HybridPackager fails"),
+        (nemo_run.HybridPackager(), "HybridPackager packs no file"),
+        (nemo_run.GitArchivePackager(ref="nowhere"), "GitArchivePackager fails"),
+    ],
+)
+def test_a_packager_that_fails_or_packs_nothing_is_refused(packager, words, tmp_path, monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.StringIO())  # which nemo-run's packagers read
+    with pytest.raises(ConfigError, match=words):
+        ship.ship(tmp_path, tmp_path / "job" / "code", packager=packager)
+
+
+def test_nemo_runs_own_packager_packs_nothing(tmp_path):
+    ship.ship(tmp_path, tmp_path / "job" / "code", packager=nemo_run.Packager())
+    assert not any((tmp_path / "job" / "code").iterdir())
 
 
 # ------------------------------------------------------------------------------------------------------ queue, code, probe

@@ -49,7 +49,7 @@ def preempted(directory: str) -> dict[str, Any]:
         try:
             small_runs.fit(
                 small_runs.build_llama(),
-                callbacks=[PreemptionCallback(["SIGUSR1", "SIGTERM"]), SignalAt(signal.SIGUSR1, 2, 1), keeping(folder)],
+                callbacks=[PreemptionCallback("SIGUSR1"), SignalAt(signal.SIGUSR1, 2, 1), keeping(folder)],
                 ckpt_async_save=asynchronous,
                 **options,
             )
@@ -212,6 +212,18 @@ def test_signals_that_somebody_handles_or_ignores_are_left_to_them(monkeypatch):
     finally:
         signal.signal(signal.SIGHUP, before[0])
         signal.signal(signal.SIGUSR1, before[1])
+
+
+def test_requested_signals_are_handled_beside_sigterm():
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR2, signal.SIGUSR1)}
+    callback = PreemptionCallback("SIGUSR2")
+    try:
+        callback.on_train_start(pl.Trainer(logger=False, enable_checkpointing=False), pl.LightningModule())
+        assert signal.getsignal(signal.SIGTERM) == signal.getsignal(signal.SIGUSR2) == callback._record_signal
+        assert signal.getsignal(signal.SIGUSR1) == before[signal.SIGUSR1]
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @pytest.mark.parametrize("sig", ["SIGTREM", "SIGKILL", 9, 1000])
