@@ -136,7 +136,7 @@ class GPTConfig(TransformerConfig):
 
     def __init_subclass__(cls, **sizes: Any) -> None:
         """A family and its sizes are rows: ``class Qwen3Config8B(Qwen3Config, num_layers=36, hidden_size=4096, ...)`` is the
-        dataclass with these defaults. Only a family with fields of its own is written as a dataclass.
+        dataclass with these defaults. A family with fields of its own is written as a dataclass.
 
         Raises:
             UnknownNameError: the family has no such field.

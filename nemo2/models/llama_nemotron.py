@@ -6,6 +6,7 @@ Llama-3.1-Nemotron-70B-Instruct, Llama-3_3-Nemotron-Super-49B-v1 and Llama-3_1-N
 """
 
 import json
+from dataclasses import dataclass
 from typing import Any, Optional
 
 from megatron.core.models.gpt.heterogeneous.heterogeneous_layer_specs import get_gpt_heterogeneous_layer_spec
@@ -14,6 +15,7 @@ from megatron.core.transformer.heterogeneous.heterogeneous_config import Heterog
 from megatron.core.transformer.transformer_block import TransformerBlock
 
 from nemo2.base.backend.extras import have_te
+from nemo2.config.capture import configurable
 from nemo2.models.gpt import GPTModel
 from nemo2.models.llama import Llama31Config8B, Llama31Config70B, Llama31Config405B
 
@@ -64,25 +66,25 @@ class Llama31Nemotron70BConfig(Llama31Config70B, kv_channels=128):
     """70.6 B parameters with the 128,256-token vocabulary."""
 
 
-class Llama33NemotronSuper49BConfig(
-    Llama31Config70B,
-    HeterogeneousTransformerConfig,
-    heterogeneous_layers_config_path=None,
-    heterogeneous_layers_config_encoded_json=block_configs(_SUPER_49B, heads_per_group=8),
-    transformer_layer_spec=heterogeneous_layer_spec,
-):
+@configurable
+@dataclass
+class Llama33NemotronSuper49BConfig(Llama31Config70B, HeterogeneousTransformerConfig):
     """49.9 B parameters with the 128,256-token vocabulary."""
 
+    heterogeneous_layers_config_path: Optional[str] = None  # pyright: ignore[reportIncompatibleVariableOverride]
+    heterogeneous_layers_config_encoded_json: str = block_configs(_SUPER_49B, heads_per_group=8)
+    transformer_layer_spec: Any = heterogeneous_layer_spec
 
-class Llama31NemotronUltra253BConfig(
-    Llama31Config405B,
-    HeterogeneousTransformerConfig,
-    num_layers=162,
-    heterogeneous_layers_config_path=None,
-    heterogeneous_layers_config_encoded_json=block_configs(_ULTRA_253B, heads_per_group=16),
-    transformer_layer_spec=heterogeneous_layer_spec,
-):
+
+@configurable
+@dataclass
+class Llama31NemotronUltra253BConfig(Llama31Config405B, HeterogeneousTransformerConfig):
     """253.4 B parameters with the 128,256-token vocabulary."""
+
+    num_layers: int = 162
+    heterogeneous_layers_config_path: Optional[str] = None  # pyright: ignore[reportIncompatibleVariableOverride]
+    heterogeneous_layers_config_encoded_json: str = block_configs(_ULTRA_253B, heads_per_group=16)
+    transformer_layer_spec: Any = heterogeneous_layer_spec
 
 
 class LlamaNemotronModel(GPTModel):
