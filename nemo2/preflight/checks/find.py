@@ -16,19 +16,41 @@ from nemo2.preflight.checks.rule import Problem
 from nemo2.preflight.checks.table import apply_rules, is_of_the_layout
 
 
-def check_recipe(recipe: Any, **where: Any) -> None:
-    """Reject a recipe that can't run, before it is launched. The arguments are those of `find`.
+def check_recipe(
+    recipe: Any,
+    *,
+    devices: Optional[int] = None,
+    nodes: Optional[int] = None,
+    local: bool = False,
+    chosen: bool = True,
+    machine: Optional[Machine] = None,
+    environment: Optional[Mapping[str, str]] = None,
+) -> None:
+    """Reject a recipe that can't run, before it is launched.
+
+    Args:
+        recipe: A configured call of ``llm.pretrain`` or a similar function.
+        devices: Processes per node that will be launched. None: the trainer's.
+        nodes: Nodes that will be launched. None: the trainer's.
+        local: The recipe will run on this machine, so its files, devices, packages and variables are checked too.
+        chosen: The user asked for ``devices`` on this machine. False: they are the recipe's, which was laid out for
+            another machine.
+        machine: The machine of the run. None: this machine with ``local``, otherwise GPUs of any kind.
+        environment: The variables of its processes. None: this process's with ``local``, otherwise unknown.
 
     Raises:
         ConfigError: with all broken rules, one paragraph each, and the nearest legal layouts if another layout would
             fix them.
     """
-    if problems := find(recipe, **where):
+    problems = find(
+        recipe, devices=devices, nodes=nodes, local=local, chosen=chosen, machine=machine, environment=environment
+    )
+    if problems:
         messages = [problem.message for problem in problems]
         if any(map(is_of_the_layout, problems)):
             from nemo2.preflight.checks.nearest import nearest_layouts
 
-            facts = read_facts(recipe, **{name: where.get(name) for name in ("devices", "nodes", "machine")})
+            facts = read_facts(recipe, devices=devices, nodes=nodes, machine=machine)
             layouts = [
                 f"{layout.describe(facts.world_size)} ({' '.join(changes)})"
                 for layout, changes in nearest_layouts(facts)
@@ -41,7 +63,7 @@ def check_recipe(recipe: Any, **where: Any) -> None:
 
 
 def find_problems(recipe: Any, **where: Any) -> list[str]:
-    """All broken rules as sentences. Empty: no rule is broken. The arguments are those of `find`."""
+    """All broken rules as sentences. Empty: no rule is broken. The arguments are those of `check_recipe`."""
     return [problem.message for problem in find(recipe, **where)]
 
 
@@ -55,18 +77,9 @@ def find(
     machine: Optional[Machine] = None,
     environment: Optional[Mapping[str, str]] = None,
 ) -> list[Problem]:
-    """All broken rules. Empty: no rule is broken. If values have a wrong type, only these are listed, because the other
-    rules can't read them.
+    """All broken rules. Empty: no rule is broken. The arguments are those of `check_recipe`.
 
-    Args:
-        recipe: A configured call of ``llm.pretrain`` or a similar function.
-        devices: Processes per node that will be launched. None: the trainer's.
-        nodes: Nodes that will be launched. None: the trainer's.
-        local: The recipe will run on this machine, so its files, devices, packages and variables are checked too.
-        chosen: The user asked for ``devices`` on this machine. False: they are the recipe's, which was laid out for
-            another machine.
-        machine: The machine of the run. None: this machine with ``local``, otherwise GPUs of any kind.
-        environment: The variables of its processes. None: this process's with ``local``, otherwise unknown.
+    If values have a wrong type, only these are listed, because the other rules can't read them.
     """
     from nemo2.config.serialize import problems as unserialisable
 
