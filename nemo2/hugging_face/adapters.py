@@ -78,8 +78,6 @@ def export_adapter(
         CheckpointError: the checkpoint is missing or damaged, or has no adapters; or ``target`` exists.
         ConfigError: Hugging Face has no such model, or ``peft`` no such adapters.
     """
-    from safetensors.torch import save_file
-
     final = Path(target).expanduser()
     check_target(final, overwrite=overwrite)
     source = Checkpoint.open(checkpoint).require_nemo2().require_complete()
@@ -113,8 +111,7 @@ def export_adapter(
         described = _adapter_config(modules, entries, method, base_model or (base or "").removeprefix(HUGGING_FACE))
         described["modules_to_save"] = sorted({name.rpartition(".")[0] for name in whole}) or None
         described |= {"ensure_weight_tying": True} if tied else {}
-        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, temporary / ADAPTER_WEIGHTS)
-        write_json(temporary / ADAPTER_CONFIG, described)
+        _write_files(temporary, tensors, described)
         take_place(temporary, final)
     return final
 
@@ -331,3 +328,10 @@ def _targets(modules: Mapping[str, _Released], entries: Sequence[Entry]) -> dict
                 )
             targets[f"{expert['layer']}.{parameter}"] = True, sum(modules[one].rank for one in siblings)
     return targets
+
+
+def _write_files(folder: Path, tensors: Mapping[str, Tensor], described: Mapping[str, Any]) -> None:
+    from safetensors.torch import save_file
+
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / ADAPTER_WEIGHTS)
+    write_json(folder / ADAPTER_CONFIG, described)

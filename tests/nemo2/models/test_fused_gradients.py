@@ -16,11 +16,12 @@ from support import small_runs
 @contextmanager
 def installed(te: bool, apex: bool) -> Iterator[None]:
     """A machine with these packages, as far as fused gradients ask."""
+    from nemo2.mcore.settle import machine
     from nemo2.models import fused_gradients
     from nemo2.models.layers import spec  # noqa: F401  # imported before, so that it keeps the real answers
 
     with ExitStack() as patches:
-        for module in (extras, fused_gradients):
+        for module in (extras, fused_gradients, machine):
             patches.enter_context(patch.object(module, "has", lambda name: apex if name == extras.APEX else te))
             patches.enter_context(patch.object(module, "have_te", lambda: te))
         yield
