@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs through SkyPilot: the task of a dry run by SkyPilot's own schema. ``make test-engines`` runs it."""
 
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,9 @@ container_image = "docker:registry/nemo2:1"
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "nemo2.toml").write_text(PROFILES)
+    # A commit is what it ships.
+    commit = "git init -q; git add nemo2.toml; git -c user.name=n -c user.email=e commit -qm code"
+    subprocess.run(commit, shell=True, check=True)
     return tmp_path
 
 
