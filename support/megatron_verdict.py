@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import Any, Optional
 
 from nemo2.mcore.parallel.layout import SIZE_FIELDS
+from support.ranks import simulated_rank
 
 WRITERS = "NVTE_FLASH_ATTN", "NVTE_FUSED_ATTN", "NVTE_UNFUSED_ATTN"
 """Variables that Megatron-Core sets itself when it builds a model."""
@@ -103,22 +104,16 @@ def _micro_batches(data: Any, rank: int) -> None:
 
 @contextmanager
 def _world(rank: int, size: int, strategy: Any) -> Iterator[None]:
-    import torch
     from megatron.core import parallel_state, tensor_parallel
-    from torch.testing._internal.distributed.fake_pg import FakeStore
 
     layout = replace(strategy.layout, vp=None if strategy.layout.vp == 1 else strategy.layout.vp)
-    torch.distributed.init_process_group("fake", rank=rank, world_size=size, store=FakeStore())
-    try:
+    with simulated_rank(rank, size):
         parallel_state.initialize_model_parallel(
             **{name: getattr(layout, short) for short, name in SIZE_FIELDS.items()},
             **strategy._groups | {"create_gloo_process_groups": False, "pipeline_model_parallel_comm_backend": None},
         )
         tensor_parallel.model_parallel_cuda_manual_seed(1)
         yield
-    finally:
-        parallel_state.destroy_model_parallel()
-        torch.distributed.destroy_process_group()
 
 
 @contextmanager

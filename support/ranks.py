@@ -208,6 +208,21 @@ def _how(process: Any) -> str:
 
 
 @contextlib.contextmanager
+def simulated_rank(rank: int, world: int) -> Iterator[None]:
+    """A context in which this process is a rank of a world that has no other ranks. Megatron-Core's groups end with it."""
+    import torch
+    from megatron.core import parallel_state
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    torch.distributed.init_process_group("fake", rank=rank, world_size=world, store=FakeStore())
+    try:
+        yield
+    finally:
+        parallel_state.destroy_model_parallel()
+        torch.distributed.destroy_process_group()
+
+
+@contextlib.contextmanager
 def anonymous_main() -> Iterator[None]:
     """Children would import the parent's main module, pytest or a command, again."""
     with _MAIN:

@@ -3,6 +3,7 @@
 
 import os
 import shlex
+import sys
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -48,6 +49,11 @@ def dataset_setting(name: str, value: str) -> str:
 def again() -> str:
     """What goes on with a run that has stopped, as a line to copy."""
     return os.environ.get(_VARIABLE, "the same command or script")
+
+
+def print_warning(message: str) -> None:
+    """Warn on stderr of a launch, which has no log yet."""
+    print(f"warning: {message}", file=sys.stderr)
 
 
 def for_the_command_line(arguments: Sequence[str]) -> AbstractContextManager[None]:

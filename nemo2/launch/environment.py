@@ -10,12 +10,12 @@ Megatron-Core's README on experts for the allocator; NCCL's and Transformer Engi
 """
 
 import os
-import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Optional
 
 import nemo_run
 
+from nemo2.base.advice import print_warning
 from nemo2.config.walk import callbacks_of, class_of
 from nemo2.launch.local import split_secrets
 from nemo2.launch.shape import give_shape
@@ -192,7 +192,7 @@ def set_variables(executor: Any, recipe: Any, machine: Machine, *, devices: int,
     defaults = {name: variable.value for name, variable in required.items() if name not in present}
     executor.env_vars = {**defaults, **executor.env_vars}
     for warning in objections(ranks, present):
-        print(f"warning: {warning}", file=sys.stderr)
+        print_warning(warning)
     return [
         f"{name}={present[name]}: from the environment" if name in present else f"{name}={one.value}: {one.why}"
         for name, one in required.items()

@@ -7,7 +7,6 @@ and a rank of a launch without torchrun waits for ranks that nothing starts.
 
 import re
 import shlex
-import sys
 import typing
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, Field, fields, is_dataclass
@@ -15,6 +14,7 @@ from typing import Any
 
 from nemo_run.core.execution.launcher import FaultTolerance, Launcher, Torchrun
 
+from nemo2.base.advice import print_warning
 from nemo2.base.errors import ConfigError
 from nemo2.base.place import PORT, SET_ON_RANKS
 from nemo2.config.value_types import misfits, type_hints
@@ -205,25 +205,29 @@ def warn_of_unused_fields(executor: Any) -> None:
     if slurm and executor.packager is not None:
         for name in _changed(executor.packager, _UNUSED_OF_SLURMS_PACKAGER):
             value, reason = getattr(executor.packager, name), _UNUSED_OF_SLURMS_PACKAGER[name]
-            _warn(f"SlurmExecutor.packager.{name}={value!r} has no effect: {reason}")
+            print_warning(f"SlurmExecutor.packager.{name}={value!r} has no effect: {reason}.")
     for name in _changed(executor, unused):
-        _warn(f"{kind}.{name}={getattr(executor, name)!r} has no effect: {unused[name]}")
+        print_warning(f"{kind}.{name}={getattr(executor, name)!r} has no effect: {unused[name]}.")
     if isinstance(launcher := executor.launcher, Launcher):
         reasons = {**_UNUSED_OF_LAUNCHERS[""], **_UNUSED_OF_LAUNCHERS.get(kind, {})}
         traced = () if launcher.nsys_profile else ("nsys_folder", "nsys_filename")  # of no interest without nsys
         for name in _changed(launcher, [name for name in reasons if name not in traced]):
-            _warn(f"{kind}.launcher.{name}={getattr(launcher, name)!r} has no effect: {reasons[name]}")
+            print_warning(f"{kind}.launcher.{name}={getattr(launcher, name)!r} has no effect: {reasons[name]}.")
     set_on_ranks = SET_ON_RANKS if slurm else (*SET_ON_RANKS, PORT)
     for name, value in executor.env_vars.items():
         if name in set_on_ranks:
-            _warn(f"env: {name}={value!r} has no effect: the launcher sets it on each rank")
+            print_warning(f"env: {name}={value!r} has no effect: the launcher sets it on each rank.")
         elif kind == "DGXCloudExecutor":
             if value and shlex.quote(value) != value:
                 shown = "***" if is_secret_name(name) else repr(value)
-                _warn(f"env: {name}={shown} is changed by Bash, because nemo-run doesn't quote it. Set it in the image")
+                print_warning(
+                    f"env: {name}={shown} is changed by Bash, because nemo-run doesn't quote it. Set it in the image."
+                )
         elif not is_secret_name(name) and _REFERENCE.search(value):
             lines = " or set it in setup_lines" if slurm else ""
-            _warn(f"env: {name}={value!r} reaches the ranks as it is, because no shell reads it. Write it out{lines}")
+            print_warning(
+                f"env: {name}={value!r} reaches the ranks as it is, because no shell reads it. Write it out{lines}."
+            )
 
 
 def _replaced_parts(executor: Any) -> Iterator[str]:
@@ -295,7 +299,3 @@ def _problem_of(name: Any, value: Any) -> str:
     if name == PORT and not (str(value).isdecimal() and 0 < int(value) < 65536):
         return f"env: {name}={shown}: must be the number of a port, 1 to 65535."
     return ""
-
-
-def _warn(sentence: str) -> None:
-    print(f"warning: {sentence}.", file=sys.stderr)

@@ -11,7 +11,7 @@ from typing import Any
 
 import nemo_run
 
-from nemo2.base.advice import advice, own_data
+from nemo2.base.advice import advice, own_data, print_warning
 from nemo2.base.counts import require_counts
 from nemo2.base.errors import ConfigError, RuntimeFault
 from nemo2.base.names import safe_name
@@ -22,7 +22,7 @@ from nemo2.launch.clusters import resolve_executor
 from nemo2.launch.environment import set_variables
 from nemo2.launch.executor_fields import check_fields, start_with_torchrun, text_variables, warn_of_unused_fields
 from nemo2.launch.experiment import on_experiment
-from nemo2.launch.gpus import check_gpus
+from nemo2.launch.gpu_requests import check_gpus
 from nemo2.launch.plugins.apply import Plugins, apply_plugins, build_plugins
 from nemo2.launch.request import LaunchRequest
 from nemo2.launch.result import RunResult
@@ -239,7 +239,7 @@ def _refuse_too_large(recipe: Any, machine: Machine, *, force: bool) -> None:
             "fit. To start it anyway, use "
             f"{advice('--force', 'launch(recipe, force=True)')}."
         )
-    print(f"warning: {finding} `nemo2 rehearse` counts each part.", file=sys.stderr)
+    print_warning(f"{finding} `nemo2 rehearse` counts each part.")
 
 
 def _warn_of_random_data(recipe: Any) -> None:

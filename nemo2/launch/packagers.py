@@ -3,7 +3,6 @@
 the working directory's repository."""
 
 import subprocess
-import sys
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 from nemo_run.core.packaging.base import Packager
 from nemo_run.core.packaging.git import GitArchivePackager
 
+from nemo2.base.advice import print_warning
 from nemo2.base.errors import ConfigError
 
 
@@ -34,9 +34,8 @@ def check_packaged_commit(executor: Any) -> None:
         ) from error
     if changed := [line[3:] for line in _git(source, "status", "--porcelain").splitlines()]:
         more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
-        print(
-            f"warning: {field} ships {packager.ref} without the changes of {', '.join(changed[:3])}{more}. Commit them.",
-            file=sys.stderr,
+        print_warning(
+            f"{field} ships {packager.ref} without the changes of {', '.join(changed[:3])}{more}. Commit them."
         )
 
 

@@ -13,13 +13,12 @@ result back.
 | KubeRayExecutor | starts Ray clusters, no ranks | |
 """
 
-import sys
 from typing import Any, Optional
 
 import nemo_run
 from nemo_run.core.execution.base import Executor
 
-from nemo2.base.advice import advice
+from nemo2.base.advice import advice, print_warning
 from nemo2.base.counts import is_count
 from nemo2.base.errors import ConfigError
 
@@ -47,10 +46,9 @@ def give_shape(executor: Any, *, devices: int, nodes: int) -> None:
     counts_gpus = bool(gpus) and kind in ("DGXCloudExecutor", "LeptonExecutor", "KubeflowExecutor")
     if counts_gpus or kind.startswith("Skypilot"):
         if gpus not in (None, devices):
-            print(
-                f"warning: {kind}.gpus_per_node={gpus} becomes {devices}, the run's ranks per node (trainer.devices), each "
-                "of which has one GPU.",
-                file=sys.stderr,
+            print_warning(
+                f"{kind}.gpus_per_node={gpus} becomes {devices}, the run's ranks per node (trainer.devices), each "
+                "of which has one GPU."
             )
         executor.gpus_per_node = devices
     carried = executor.nnodes(), executor.nproc_per_node()

@@ -8,13 +8,11 @@ explicit value, or another configuration's, the error names both.
 """
 
 import inspect
-import logging
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal, Optional, Union
 
 import torch
-from lightning.fabric.utilities.rank_zero import rank_zero_only
 from lightning.pytorch.plugins.precision import MixedPrecision, Precision
 from packaging.version import Version
 from torch import Tensor, nn
@@ -27,10 +25,10 @@ from nemo2.base.names import did_you_mean
 from nemo2.config.aliases import NOT_HERE, register_elsewhere
 from nemo2.config.capture import configurable
 from nemo2.config.derivations import Setting
+from nemo2.config.notices import warn_once
 from nemo2.config.provenance import adjust, adjusting, adjustments
 from nemo2.config.requested import at, explicit_fields, explicit_values, where_set
 
-_log = logging.getLogger(__name__)
 _PRECISIONS: dict[str, torch.dtype] = {"32": torch.float32, "bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
 _SPELLINGS = {
     "32-true": "32",
@@ -391,7 +389,7 @@ class MegatronMixedPrecision(MixedPrecision):
             ConfigError: fp8 or fp4 without a GPU that supports it, or without Transformer Engine.
         """
         for sentence in self.ineffective():
-            _warn(sentence)
+            warn_once(sentence)
         if problem := next(format_problems(self.dtype_config, machine, cuda=torch.version.cuda), None):
             raise ConfigError(problem)
 
@@ -535,11 +533,6 @@ def _derive_again(config: Any) -> None:
         raise ConfigError(
             f"Megatron-Core rejects optim.config with the fp8 settings of trainer.plugins: {error}"
         ) from error
-
-
-@rank_zero_only
-def _warn(sentence: str) -> None:
-    _log.warning(sentence)
 
 
 # Transformer Engine at commit d0067d0d (2.20), transformer_engine/pytorch/quantization.py, _compute_fp8_support and its like.

@@ -3,8 +3,7 @@
 
 import torch
 
-from nemo2.mcore.parallel.layout import Layout
-from nemo2.report.pictures.ranks import groups_of
+from nemo2.mcore.parallel.layout import Layout, groups_of
 from nemo2.report.pictures.svg import Canvas, legend
 from tools.explained.kit import COMMUNICATION, LEFT, OF_RANK, SMALL, TOP, box, note, sheet, signed
 

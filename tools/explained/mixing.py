@@ -2,9 +2,9 @@
 """Several parallelisms at once: eight ranks in three kinds of groups, and a recipe on many nodes."""
 
 from nemo2 import recipes
-from nemo2.mcore.parallel.layout import Layout
+from nemo2.mcore.parallel.layout import GROUP_NAMES, Layout, groups_of
 from nemo2.report.pictures.placement import describe_rank
-from nemo2.report.pictures.ranks import GROUP_NAMES, groups_of, place_recipe, stages_of
+from nemo2.report.pictures.ranks import place_recipe, stages_of
 from nemo2.report.pictures.svg import Canvas, legend
 from nemo2.report.pictures.terminal import ranks_text
 from tools.explained.kit import LEFT, OF_RANK, SMALL, TOP, WIDTH, box, note, sheet, signed

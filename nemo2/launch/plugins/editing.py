@@ -2,10 +2,10 @@
 """Edits that plugins make to a recipe and an executor, without changing the user's own settings."""
 
 import inspect
-import sys
 from dataclasses import fields
 from typing import Any
 
+from nemo2.base.advice import print_warning
 from nemo2.base.errors import ConfigError
 from nemo2.config.tree import Config
 from nemo2.config.walk import callbacks_of, select
@@ -49,9 +49,8 @@ def set_variable(plugin: Any, executor: Any, name: str, value: str) -> None:
     """Set an environment variable of the ranks. A value that the executor already has stays, with a warning."""
     current = executor.env_vars.get(name)
     if current is not None and current != value:
-        print(
-            f"warning: {type(plugin).__name__} does not set {name}={value}, because the executor sets {name}={current}.",
-            file=sys.stderr,
+        print_warning(
+            f"{type(plugin).__name__} does not set {name}={value}, because the executor sets {name}={current}."
         )
         return
     executor.env_vars[name] = value
@@ -62,4 +61,4 @@ def warn_without_slurm(plugin: Any, executor: Any, name: str) -> None:
     value = getattr(plugin, name)
     if value != getattr(type(plugin), name):
         kind, owner = type(plugin).__name__, type(executor).__name__
-        print(f"warning: {kind}.{name}={value} has no effect on a {owner}, only on a SlurmExecutor.", file=sys.stderr)
+        print_warning(f"{kind}.{name}={value} has no effect on a {owner}, only on a SlurmExecutor.")

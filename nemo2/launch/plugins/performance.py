@@ -2,12 +2,12 @@
 """Plugins for speed: environment variables that CUDA, NCCL, Transformer Engine and Triton read when a rank starts."""
 
 import os
-import sys
 from dataclasses import dataclass
 from typing import Any, Optional
 
 import nemo_run
 
+from nemo2.base.advice import print_warning
 from nemo2.base.counts import require_counts
 from nemo2.base.errors import ConfigError
 from nemo2.launch.environment import ALLOCATOR, BLACKWELL, EXPANDABLE, HOPPER, launch_variables, ranks_of
@@ -79,7 +79,9 @@ class PerfEnvPlugin(nemo_run.Plugin):
             if ranks.pipeline_parallel > 1:
                 variables["NCCL_P2P_NET_CHUNKSIZE"] = str(self.nccl_pp_comm_chunksize)
             else:
-                _warn("nccl_pp_comm_chunksize has no effect, because this recipe has one pipeline stage")
+                print_warning(
+                    "PerfEnvPlugin: nccl_pp_comm_chunksize has no effect, because this recipe has one pipeline stage."
+                )
         for name, value in variables.items():
             set_variable(self, executor, name, value)
         if self.enable_vboost:
@@ -117,11 +119,9 @@ def _without_expandable_segments(executor: Any) -> None:
     options = executor.env_vars.get(ALLOCATOR, "").split(",")
     left = [option for option in options if option and option != EXPANDABLE]
     if len(left) < len([option for option in options if option]):
-        _warn(f"{EXPANDABLE} is removed from {ALLOCATOR}, because NCCL can't register buffers in such segments")
+        print_warning(
+            f"PerfEnvPlugin: {EXPANDABLE} is removed from {ALLOCATOR}, because NCCL can't register buffers in such segments."
+        )
         executor.env_vars = {key: value for key, value in executor.env_vars.items() if key != ALLOCATOR}
         if left:
             executor.env_vars[ALLOCATOR] = ",".join(left)
-
-
-def _warn(sentence: str) -> None:
-    print(f"warning: PerfEnvPlugin: {sentence}.", file=sys.stderr)

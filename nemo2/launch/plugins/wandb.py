@@ -3,13 +3,13 @@
 
 import functools
 import os
-import sys
 from dataclasses import dataclass
 from typing import Any
 
 import fiddle as fdl
 import nemo_run
 
+from nemo2.base.advice import print_warning
 from nemo2.base.errors import ConfigError
 from nemo2.config.show import plain
 
@@ -45,7 +45,7 @@ class WandbPlugin(nemo_run.Plugin):
             raise ConfigError("WandbPlugin sets log.wandb, but this task has no log. Use a recipe.")
         key = os.environ.get("WANDB_API_KEY")
         if key is None:
-            print("warning: WandbPlugin: WANDB_API_KEY is not set, so log.wandb is not changed.", file=sys.stderr)
+            print_warning("WandbPlugin: WANDB_API_KEY is not set, so log.wandb is not changed.")
             return
         shown = plain(task) if self.log_task_config else None
         make: Any = fdl.build(self.logger_fn) if isinstance(self.logger_fn, fdl.Buildable) else self.logger_fn

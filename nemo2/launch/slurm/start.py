@@ -22,6 +22,7 @@ from nemo_run.config import get_nemorun_home
 from nemo_run.core.execution.launcher import FaultTolerance, Launcher, Torchrun
 from nemo_run.core.packaging.git import GitArchivePackager
 
+from nemo2.base.advice import print_warning
 from nemo2.base.errors import ConfigError
 from nemo2.base.import_path import own_folders, path_variables, requested_path, write_hook
 from nemo2.base.place import PORT
@@ -87,10 +88,12 @@ def prepare(request: LaunchRequest, settings: ClusterSettings) -> tuple[Job, dic
             "starts. Set fewer seconds (preempt_time of PreemptionPlugin), or a longer time."
         )
     if early and settings.grace_seconds is not None:
-        _warn(f"grace_seconds={settings.grace_seconds} has no effect beside SlurmExecutor.signal={executor.signal!r}.")
+        print_warning(
+            f"grace_seconds={settings.grace_seconds} has no effect beside SlurmExecutor.signal={executor.signal!r}."
+        )
     _warn_of_unhandled_signal(recipe, executor.signal or "")
     if job.starter == "torchrun" and executor.cpus_per_task and executor.cpus_per_task < job.devices:
-        _warn(
+        print_warning(
             f"SlurmExecutor.cpus_per_task={executor.cpus_per_task} is for all {job.devices} ranks of a node, because torchrun "
             "is one task. Set the CPUs of a node."
         )
@@ -98,7 +101,7 @@ def prepare(request: LaunchRequest, settings: ClusterSettings) -> tuple[Job, dic
         check_packaged_commit(executor)
     resumes = _resumes(recipe)
     if not resumes and (job.requeue or request.chain > 1):
-        _warn("resume.resume_if_exists is not set, so the job does not restart when it is interrupted.")
+        print_warning("resume.resume_if_exists is not set, so the job does not restart when it is interrupted.")
     return replace(
         job,
         variables={
@@ -261,7 +264,7 @@ def _warn_of_unhandled_signal(recipe: Any, requested: str) -> None:
         for one in named if isinstance(named, list) else [named]:
             handled.add(signal_of(one, owner="PreemptionCallback").name.removeprefix("SIG"))
     if early is not None and early.name not in handled:
-        _warn(
+        print_warning(
             f"SlurmExecutor.signal={requested!r}: no PreemptionCallback handles this signal, at which a rank ends "
             f"without saving. PreemptionPlugin(sig='SIG{early.name}', preempt_time={early.seconds}) sets both."
         )
@@ -369,7 +372,7 @@ def _own_mounts(recipe: Any, runs: str) -> tuple[str, ...]:
 def _time_limit(executor: Any) -> str:
     limit = "" if executor.time is None else str(executor.time)
     if limit == _NEMO_RUNS_TIME:
-        _warn(
+        print_warning(
             "SlurmExecutor.time is 00:10:00, nemo-run's default, so the job saves and is queued again every 10 "
             "minutes. Set a longer time."
         )
@@ -384,7 +387,7 @@ def _grace(recipe: Any, settings: ClusterSettings, *, nodes: int, limit: Optiona
     if settings.grace_seconds is None:
         return min(most, _MIN_GRACE + int(14 * _parameters(recipe) / (nodes * _WRITE_BYTES_PER_SECOND)))
     if settings.grace_seconds > most:
-        _warn(
+        print_warning(
             f"grace_seconds={settings.grace_seconds} becomes {most}, at most an hour and a quarter of the job's time limit. "
             "PreemptionPlugin(preempt_time=...) sets any time."
         )
@@ -398,7 +401,3 @@ def _parameters(recipe: Any) -> float:
         return float(shape_of(recipe.model.config).parameters)
     except (AttributeError, TypeError, ConfigError):  # a user's model without these sizes: the minute alone
         return 0.0
-
-
-def _warn(sentence: str) -> None:
-    print(f"warning: {sentence}", file=sys.stderr)

@@ -65,6 +65,18 @@ register_elsewhere(
     "trainer.strategy",
     **{name: _of_strategy(name) for name in LAYOUT_FIELDS.values()},
 )
+Groups = tuple[tuple[int, ...], ...]
+
+_DENSE_GROUPS = {"tp": "tp", "cp": "cp", "pp": "pp", "dp": "dp", "dp_cp": "dp-cp"}
+EXPERT_GROUPS = {"etp": "tp", "ep": "ep", "expert_dp": "dp"}
+_WORDS = {size.short: size.group for size in SIZES if size.group is not None} | {
+    "dp": "data parallel",
+    "dp_cp": "data and context parallel",
+    "expert_dp": "expert data parallel",
+}
+GROUP_NAMES = {kind: _WORDS[kind] for kind in (*_DENSE_GROUPS, *EXPERT_GROUPS)}
+"""The kinds of groups by their short names. Over ``dp_cp`` the gradients of dense weights are reduced and the distributed
+optimizer's states are sharded. ``expert_dp`` does the same for the weights of experts."""
 _OPTIONAL = frozenset(size.short for size in SIZES if size.optional)
 
 
@@ -269,3 +281,25 @@ def rank_order(*, tp_pp_dp: bool = False) -> str:
     """The order of the dimensions in rank numbers, fastest first, in Megatron-Core's notation. Without ``tp_pp_dp`` it is
     Megatron-Core's default."""
     return "tp-cp-ep-pp-dp" if tp_pp_dp else "tp-cp-ep-dp-pp"
+
+
+def groups_of(layout: Layout, world_size: int, *, order: Optional[str] = None) -> dict[str, Groups]:
+    """Every group that Megatron-Core makes of a world, by the kinds of `GROUP_NAMES`.
+
+    Raises:
+        ConfigError: the layout doesn't fit the world.
+    """
+    from megatron.core.parallel_state import RankGenerator
+
+    dp = layout.data_parallel_size(world_size)
+    order = order or rank_order()
+    expert_dp = world_size // layout.expert_parallel_size
+    # Megatron-Core asserts it for dense models too, because it also creates the groups of experts for them.
+    if not order.endswith("pp") and (problem := layout.mapping_problem(world_size)):
+        raise ConfigError(problem)
+    # The two generators and their sizes are those of Megatron-Core's initialize_model_parallel.
+    dense = RankGenerator(tp=layout.tp, ep=1, dp=dp, pp=layout.pp, cp=layout.cp, order=order)
+    expert = RankGenerator(tp=layout.expert_tensor_size, ep=layout.ep, dp=expert_dp, pp=layout.pp, cp=1, order=order)
+    groups = {kind: dense.get_ranks(token) for kind, token in _DENSE_GROUPS.items()}
+    groups |= {kind: expert.get_ranks(token) for kind, token in EXPERT_GROUPS.items()}
+    return {kind: tuple(map(tuple, ranks)) for kind, ranks in groups.items()}

@@ -25,11 +25,11 @@ from nemo2.mcore.settle.machine import Machine
 
 RULE_OF = {
     "model.config": "megatron-core-agrees",
-    "trainer.strategy": "strategy-has-what-it-is-asked",
+    "trainer.strategy": "strategy-settings-are-supported",
     "trainer.plugins": "precision-is-known",
     "optim.config": "megatron-core-agrees",
     "optim.lr_scheduler": "schedule-is-one-curve",
-    "log.ckpt": "checkpoints-are-kept-as-asked",
+    "log.ckpt": "checkpoint-settings-are-supported",
     "data": "data-module-accepts-its-arguments",
     "peft": "peft-settings-are-in-range",
 }

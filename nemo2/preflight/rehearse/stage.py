@@ -7,14 +7,13 @@ from typing import Any, Optional
 
 import fiddle as fdl
 
-from nemo2.mcore.parallel.layout import Layout, rank_order
+from nemo2.mcore.parallel.layout import Layout, groups_of, rank_order
 from nemo2.mcore.settle import Machine, world_of
 from nemo2.preflight.checks.tokenizers import known_by_size
 from nemo2.preflight.rehearse.counts import RankRehearsal
 from nemo2.preflight.rehearse.kernels import plain_kernels, te_kernels
 from nemo2.preflight.rehearse.rank import run_rank
 from nemo2.preflight.rehearse.summary import summarise
-from nemo2.report.pictures.ranks import groups_of
 from nemo2.training.connecting import connect_parts
 
 

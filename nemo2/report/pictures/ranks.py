@@ -14,20 +14,7 @@ from typing import Any, Optional
 
 from nemo2.base.errors import ConfigError
 from nemo2.config.walk import class_of
-from nemo2.mcore.parallel.layout import SIZES, Layout, rank_order
-
-Groups = tuple[tuple[int, ...], ...]
-
-_DENSE = {"tp": "tp", "cp": "cp", "pp": "pp", "dp": "dp", "dp_cp": "dp-cp"}
-_EXPERT = {"etp": "tp", "ep": "ep", "expert_dp": "dp"}
-_WORDS = {size.short: size.group for size in SIZES if size.group is not None} | {
-    "dp": "data parallel",
-    "dp_cp": "data and context parallel",
-    "expert_dp": "expert data parallel",
-}
-GROUP_NAMES = {kind: _WORDS[kind] for kind in (*_DENSE, *_EXPERT)}
-"""The kinds of groups by their short names. Over ``dp_cp`` the gradients of dense weights are reduced and the distributed
-optimizer's states are sharded. ``expert_dp`` does the same for the weights of experts."""
+from nemo2.mcore.parallel.layout import EXPERT_GROUPS, GROUP_NAMES, Groups, Layout, groups_of, rank_order
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +72,7 @@ class Placement:
     @property
     def kinds(self) -> dict[str, str]:
         """The names of the kinds of groups. Only models with experts use the groups of experts."""
-        return {kind: name for kind, name in GROUP_NAMES.items() if self.num_experts or kind not in _EXPERT}
+        return {kind: name for kind, name in GROUP_NAMES.items() if self.num_experts or kind not in EXPERT_GROUPS}
 
     def node_of(self, rank: int) -> int:
         return rank // self.gpus_per_node
@@ -170,28 +157,6 @@ def place_recipe(recipe: Any, *, name: str = "", world_size: Optional[int] = Non
         ),
         num_experts=getattr(config, "num_moe_experts", None),
     )
-
-
-def groups_of(layout: Layout, world_size: int, *, order: Optional[str] = None) -> dict[str, Groups]:
-    """Every group that Megatron-Core makes of a world, by the kinds of `GROUP_NAMES`.
-
-    Raises:
-        ConfigError: the layout doesn't fit the world.
-    """
-    from megatron.core.parallel_state import RankGenerator
-
-    dp = layout.data_parallel_size(world_size)
-    order = order or rank_order()
-    expert_dp = world_size // layout.expert_parallel_size
-    # Megatron-Core asserts it for dense models too, because it also creates the groups of experts for them.
-    if not order.endswith("pp") and (problem := layout.mapping_problem(world_size)):
-        raise ConfigError(problem)
-    # The two generators and their sizes are those of Megatron-Core's initialize_model_parallel.
-    dense = RankGenerator(tp=layout.tp, ep=1, dp=dp, pp=layout.pp, cp=layout.cp, order=order)
-    expert = RankGenerator(tp=layout.expert_tensor_size, ep=layout.ep, dp=expert_dp, pp=layout.pp, cp=1, order=order)
-    groups = {kind: dense.get_ranks(token) for kind, token in _DENSE.items()}
-    groups |= {kind: expert.get_ranks(token) for kind, token in _EXPERT.items()}
-    return {kind: tuple(map(tuple, ranks)) for kind, ranks in groups.items()}
 
 
 def stages_of(

@@ -71,7 +71,7 @@ def _texts_in(value: Any, path: str, name: str) -> Iterator[tuple[str, str, str]
             yield from _texts_in(item, f"{path}.{key}" if path else str(key), str(key))
 
 
-@SETTINGS.rule("strategy-has-what-it-is-asked")
+@SETTINGS.rule("strategy-settings-are-supported")
 def _strategy(facts: Facts) -> Iterator[str]:
     """The strategy must be an object, its configuration or a name that Lightning knows, for a model of nemo2 one of nemo2's. It
     must not use arguments that Megatron-Core no longer supports. In a launched run it must create Megatron-Core's process groups,
@@ -94,7 +94,7 @@ def _strategy(facts: Facts) -> Iterator[str]:
 
         yield without_groups(model.__name__, f"trainer.strategy={name}")
     if facts.sizes:
-        yield from facts.settled.refused("strategy-has-what-it-is-asked")
+        yield from facts.settled.refused("strategy-settings-are-supported")
     if facts.of_strategy("init_model_parallel") is False:
         yield (
             "strategy.init_model_parallel=False: the launched processes have no process groups of Megatron-Core. Leave "
@@ -136,7 +136,7 @@ def _schedule(facts: Facts) -> Iterator[str]:
     yield from problems or facts.settled.refused("schedule-is-one-curve")
 
 
-@SETTINGS.settled("checkpoints-are-kept-as-asked")
+@SETTINGS.settled("checkpoint-settings-are-supported")
 def _checkpoint_callback() -> None:
     """The checkpoint callback must get a known mode and positive intervals.
 

@@ -4,11 +4,33 @@
 import dataclasses
 import inspect
 import itertools
+from typing import Any
 
 import pytest
 
 from nemo2.base.errors import ConfigError
-from nemo2.mcore.parallel.layout import LAYOUT_FIELDS, SIZE_FIELDS, SIZES, Layout
+from nemo2.mcore.parallel.layout import GROUP_NAMES, LAYOUT_FIELDS, SIZE_FIELDS, SIZES, Layout, groups_of, rank_order
+from support.ranks import simulated_rank
+
+WORLDS = {
+    "dp": (Layout(), 4, False),
+    "tp-pp": (Layout(tp=2, pp=2), 8, False),
+    "tp-cp-dp": (Layout(tp=2, cp=2, sp=True), 16, False),
+    "tp-pp before dp": (Layout(tp=2, pp=2), 16, True),
+    "ep over dp and tp": (Layout(tp=2, pp=2, ep=4, etp=1), 16, False),
+    "ep with etp": (Layout(tp=2, ep=2, etp=2), 8, False),
+    "a thousand and more": (Layout(tp=8, pp=4, vp=2, cp=4, sp=True), 1152, False),
+}
+DESCRIPTIONS = {
+    "TENSOR_MODEL_PARALLEL_GROUP": "tp",
+    "CONTEXT_PARALLEL_GROUP": "cp",
+    "PIPELINE_MODEL_PARALLEL_GROUP": "pp",
+    "DATA_PARALLEL_GROUP": "dp",
+    "DATA_PARALLEL_GROUP_WITH_CP": "dp_cp",
+    "EXPERT_TENSOR_PARALLEL_GROUP": "etp",
+    "EXPERT_MODEL_PARALLEL_GROUP": "ep",
+    "EXPERT_DATA_PARALLEL_GROUP": "expert_dp",
+}
 
 
 @pytest.mark.parametrize("name", SIZE_FIELDS)
@@ -51,28 +73,23 @@ def test_expert_sizes_have_their_own_product_and_say_where_the_tensor_size_came_
 
 def megatron_accepts(layouts: list[tuple[Layout, int]]) -> list[tuple[bool, int]]:
     """Whether Megatron-Core lays each over a world of fake ranks, and the data-parallel size it finds."""
-    import torch
     from megatron.core import parallel_state
-    from torch.testing._internal.distributed.fake_pg import FakeStore
 
     answers = []
     for layout, world in layouts:
-        torch.distributed.init_process_group("fake", rank=0, world_size=world, store=FakeStore())
-        try:
-            parallel_state.initialize_model_parallel(
-                tensor_model_parallel_size=layout.tp,
-                pipeline_model_parallel_size=layout.pp,
-                context_parallel_size=layout.cp,
-                expert_model_parallel_size=layout.ep,
-                expert_tensor_parallel_size=layout.etp,
-                create_gloo_process_groups=False,
-            )
-            answers.append((True, parallel_state.get_data_parallel_world_size()))
-        except (RuntimeError, AssertionError):
-            answers.append((False, 0))
-        finally:
-            parallel_state.destroy_model_parallel()
-            torch.distributed.destroy_process_group()
+        with simulated_rank(0, world):
+            try:
+                parallel_state.initialize_model_parallel(
+                    tensor_model_parallel_size=layout.tp,
+                    pipeline_model_parallel_size=layout.pp,
+                    context_parallel_size=layout.cp,
+                    expert_model_parallel_size=layout.ep,
+                    expert_tensor_parallel_size=layout.etp,
+                    create_gloo_process_groups=False,
+                )
+                answers.append((True, parallel_state.get_data_parallel_world_size()))
+            except (RuntimeError, AssertionError):
+                answers.append((False, 0))
     return answers
 
 
@@ -89,6 +106,83 @@ def test_legal_is_what_megatron_core_accepts(run_on_ranks):
         assert (world % layout.smallest_world == 0) == accepted
         if accepted:
             assert layout.data_parallel_size(world) == replicas
+
+
+def groups_in_fact(cases: dict[str, tuple[Layout, int, bool]]) -> dict[str, dict[str, list[tuple[int, ...]]]]:
+    """Every group that Megatron-Core asks torch for, as rank 0 of a world that isn't there."""
+    from megatron.core import parallel_state
+
+    from nemo2.base.backend import get_backend
+
+    get_backend().install()
+    found = {}
+    for name, (layout, world, tp_pp_dp) in cases.items():
+        with simulated_rank(0, world):
+            made: dict[str, list[tuple[int, ...]]] = {}
+            original = parallel_state.create_group
+
+            def create_group(
+                ranks: Any = None,
+                *args: Any,
+                group_desc: Any = None,
+                made: dict = made,
+                original: Any = original,
+                **kwargs: Any,
+            ) -> Any:
+                if group_desc in DESCRIPTIONS:
+                    made.setdefault(DESCRIPTIONS[group_desc], []).append(tuple(ranks))
+                # The others' groups are only looked at; making thousands of them takes a minute.
+                return original(ranks, *args, group_desc=group_desc, **kwargs) if 0 in ranks else None
+
+            parallel_state.create_group = create_group
+            try:
+                parallel_state.initialize_model_parallel(
+                    layout.tp,
+                    layout.pp,
+                    layout.vp,
+                    context_parallel_size=layout.cp,
+                    expert_model_parallel_size=layout.ep,
+                    expert_tensor_parallel_size=layout.etp,
+                    order=rank_order(tp_pp_dp=tp_pp_dp),
+                    create_gloo_process_groups=False,
+                )
+            finally:
+                parallel_state.create_group = original
+            found[name] = made
+    return found
+
+
+@pytest.fixture(scope="module")
+def made(run_on_ranks):
+    return run_on_ranks(groups_in_fact, 1, WORLDS, init_process_group=False)[0]
+
+
+@pytest.mark.parametrize("name", WORLDS)
+def test_groups_are_those_that_megatron_core_makes(name, made):
+    layout, world, tp_pp_dp = WORLDS[name]
+    ours = groups_of(layout, world, order=rank_order(tp_pp_dp=tp_pp_dp))
+    assert set(ours) == set(GROUP_NAMES) == set(made[name])
+    for kind, groups in made[name].items():
+        assert ours[kind] == tuple(groups), kind
+
+
+@pytest.mark.parametrize(
+    ("layout", "world", "message"),
+    [
+        (Layout(tp=4, pp=2), 12, r"does not divide the world of 12 ranks\. Run on 16 ranks"),
+        (Layout(ep=8), 4, "does not divide the world of 4 ranks"),
+        (Layout(etp=3), 4, "3 \\* 1 \\* 1 = 3 does not divide the world of 4"),
+    ],
+)
+def test_a_world_that_does_not_fit_is_refused(layout, world, message):
+    with pytest.raises(ConfigError, match=message):
+        groups_of(layout, world)
+
+
+@pytest.mark.parametrize("layout", [Layout(tp=2, pp=2, ep=4, etp=1), Layout(tp=2, pp=2, cp=2)])
+def test_numbering_stages_before_replicas_needs_the_experts_to_have_as_many_replicas(layout):
+    with pytest.raises(ConfigError, match="use_tp_pp_dp_mapping=True"):
+        groups_of(layout, 16, order=rank_order(tp_pp_dp=True))
 
 
 def test_a_layout_is_described_in_one_line_without_sizes_of_one():

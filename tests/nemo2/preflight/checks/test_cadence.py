@@ -37,7 +37,7 @@ def rules_of(changes: dict[str, Any]) -> list[str]:
         ({"accelerator": (None,)}, "lightning-agrees"),
         ({"num_nodes": (1.0, True)}, "nodes-and-devices-are-counts"),
         ({"gradient_clip_val": (0, 0.0), "gradient_clip_algorithm": ("value",)}, "steps-are-megatron-cores"),
-        ({"strategy": ("auto", "ddp")}, "strategy-has-what-it-is-asked"),
+        ({"strategy": ("auto", "ddp")}, "strategy-settings-are-supported"),
         ({"callbacks": ([None], [[]]), "deterministic": ("no",), "plugins": ([None],)}, TYPES),
         ({"enable_checkpointing": (False,)}, "checkpoints-have-one-switch"),
     ],

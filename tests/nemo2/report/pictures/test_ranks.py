@@ -8,28 +8,10 @@ import pytest
 
 from nemo2 import recipes
 from nemo2.base.errors import ConfigError
-from nemo2.mcore.parallel.layout import Layout, rank_order
-from nemo2.report.pictures.ranks import GROUP_NAMES, Placement, groups_of, place_recipe, stages_of
+from nemo2.mcore.parallel.layout import Layout, groups_of, rank_order
+from nemo2.report.pictures.ranks import Placement, place_recipe, stages_of
+from support.ranks import simulated_rank
 
-WORLDS = {
-    "dp": (Layout(), 4, False),
-    "tp-pp": (Layout(tp=2, pp=2), 8, False),
-    "tp-cp-dp": (Layout(tp=2, cp=2, sp=True), 16, False),
-    "tp-pp before dp": (Layout(tp=2, pp=2), 16, True),
-    "ep over dp and tp": (Layout(tp=2, pp=2, ep=4, etp=1), 16, False),
-    "ep with etp": (Layout(tp=2, ep=2, etp=2), 8, False),
-    "a thousand and more": (Layout(tp=8, pp=4, vp=2, cp=4, sp=True), 1152, False),
-}
-DESCRIPTIONS = {
-    "TENSOR_MODEL_PARALLEL_GROUP": "tp",
-    "CONTEXT_PARALLEL_GROUP": "cp",
-    "PIPELINE_MODEL_PARALLEL_GROUP": "pp",
-    "DATA_PARALLEL_GROUP": "dp",
-    "DATA_PARALLEL_GROUP_WITH_CP": "dp_cp",
-    "EXPERT_TENSOR_PARALLEL_GROUP": "etp",
-    "EXPERT_MODEL_PARALLEL_GROUP": "ep",
-    "EXPERT_DATA_PARALLEL_GROUP": "expert_dp",
-}
 SPLITS = {
     "even": (Layout(pp=4), {"num_layers": 8}),
     "interleaved": (Layout(pp=2, vp=3), {"num_layers": 12}),
@@ -53,114 +35,40 @@ SPLITS = {
 }
 
 
-def become(*, rank: int, world: int) -> None:
-    """A rank of a world that isn't there."""
-    import torch.distributed as dist
-    from torch.testing._internal.distributed.fake_pg import FakeStore
-
-    from nemo2.base.backend import get_backend
-
-    get_backend().install()
-    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world)
-
-
-def leave() -> None:
-    import torch.distributed as dist
-    from megatron.core import parallel_state
-
-    parallel_state.destroy_model_parallel()
-    dist.destroy_process_group()
-
-
-def groups_in_fact(cases: dict[str, tuple[Layout, int, bool]]) -> dict[str, dict[str, list[tuple[int, ...]]]]:
-    """Every group that Megatron-Core asks torch for, as rank 0 of a world that isn't there."""
-    from megatron.core import parallel_state
-
-    found = {}
-    for name, (layout, world, tp_pp_dp) in cases.items():
-        become(rank=0, world=world)
-        made: dict[str, list[tuple[int, ...]]] = {}
-        original = parallel_state.create_group
-
-        def create_group(
-            ranks: Any = None,
-            *args: Any,
-            group_desc: Any = None,
-            made: dict = made,
-            original: Any = original,
-            **kwargs: Any,
-        ) -> Any:
-            if group_desc in DESCRIPTIONS:
-                made.setdefault(DESCRIPTIONS[group_desc], []).append(tuple(ranks))
-            # The others' groups are only looked at; making thousands of them takes a minute.
-            return original(ranks, *args, group_desc=group_desc, **kwargs) if 0 in ranks else None
-
-        parallel_state.create_group = create_group
-        try:
-            parallel_state.initialize_model_parallel(
-                layout.tp,
-                layout.pp,
-                layout.vp,
-                context_parallel_size=layout.cp,
-                expert_model_parallel_size=layout.ep,
-                expert_tensor_parallel_size=layout.etp,
-                order=rank_order(tp_pp_dp=tp_pp_dp),
-                create_gloo_process_groups=False,
-            )
-        finally:
-            parallel_state.create_group = original
-        found[name] = made
-        leave()
-    return found
-
-
 def layers_in_fact(cases: dict[str, tuple[Layout, dict[str, Any]]]) -> dict[str, list[list[tuple]]]:
     """The layers, embedding and output layer of the chunks that every pipeline rank builds, one rank after the other."""
     import torch
 
+    from nemo2.base.backend import get_backend
     from nemo2.mcore.parallel.groups import destroy_model_parallel, initialize_model_parallel, seed_random_streams
     from nemo2.models.llama import LlamaConfig
 
+    get_backend().install()
     found: dict[str, list[list[tuple]]] = {}
     for name, (layout, fields) in cases.items():
         for rank in range(layout.pp):
-            become(rank=rank, world=layout.pp)
-            initialize_model_parallel(layout, create_gloo_process_groups=False)
-            seed_random_streams(1)
-            config = LlamaConfig(
-                hidden_size=8,
-                ffn_hidden_size=8,
-                num_attention_heads=2,
-                vocab_size=16,
-                seq_length=4,
-                pipeline_dtype=torch.float32,
-                pipeline_model_parallel_size=layout.pp,
-                virtual_pipeline_model_parallel_size=layout.vp,
-                **fields,
-            )
-            chunks = []
-            for index in range(layout.vp or 1):
-                model = config.configure_model(None, vp_stage=index if layout.vp else None)
-                layers = [layer.layer_number - 1 for layer in model.decoder.layers]
-                chunks.append((layers, hasattr(model, "embedding"), hasattr(model, "output_layer")))
-            found.setdefault(name, []).append(chunks)
-            destroy_model_parallel()
-            leave()
+            with simulated_rank(rank, layout.pp):
+                initialize_model_parallel(layout, create_gloo_process_groups=False)
+                seed_random_streams(1)
+                config = LlamaConfig(
+                    hidden_size=8,
+                    ffn_hidden_size=8,
+                    num_attention_heads=2,
+                    vocab_size=16,
+                    seq_length=4,
+                    pipeline_dtype=torch.float32,
+                    pipeline_model_parallel_size=layout.pp,
+                    virtual_pipeline_model_parallel_size=layout.vp,
+                    **fields,
+                )
+                chunks = []
+                for index in range(layout.vp or 1):
+                    model = config.configure_model(None, vp_stage=index if layout.vp else None)
+                    layers = [layer.layer_number - 1 for layer in model.decoder.layers]
+                    chunks.append((layers, hasattr(model, "embedding"), hasattr(model, "output_layer")))
+                found.setdefault(name, []).append(chunks)
+                destroy_model_parallel()
     return found
-
-
-@pytest.fixture(scope="module")
-def made(run_on_ranks):
-    return run_on_ranks(groups_in_fact, 1, WORLDS, init_process_group=False)[0]
-
-
-@pytest.mark.parametrize("name", WORLDS)
-def test_groups_are_those_that_megatron_core_makes(name, made):
-    layout, world, tp_pp_dp = WORLDS[name]
-    ours = groups_of(layout, world, order=rank_order(tp_pp_dp=tp_pp_dp))
-    assert set(ours) == set(GROUP_NAMES) == set(made[name])
-    for kind, groups in made[name].items():
-        assert ours[kind] == tuple(groups), kind
 
 
 @pytest.fixture(scope="module")
@@ -231,25 +139,6 @@ def test_experts_are_shared_out_in_order_and_each_is_held_once_per_group():
     held = [expert for rank in placed.group_of("ep", 0) for expert in placed.experts_of(rank)]
     assert held == list(range(16))
     assert place(Layout(), 2).experts_of(0) == range(0)
-
-
-@pytest.mark.parametrize(
-    ("layout", "world", "message"),
-    [
-        (Layout(tp=4, pp=2), 12, r"does not divide the world of 12 ranks\. Run on 16 ranks"),
-        (Layout(ep=8), 4, "does not divide the world of 4 ranks"),
-        (Layout(etp=3), 4, "3 \\* 1 \\* 1 = 3 does not divide the world of 4"),
-    ],
-)
-def test_a_world_that_does_not_fit_is_refused(layout, world, message):
-    with pytest.raises(ConfigError, match=message):
-        groups_of(layout, world)
-
-
-@pytest.mark.parametrize("layout", [Layout(tp=2, pp=2, ep=4, etp=1), Layout(tp=2, pp=2, cp=2)])
-def test_numbering_stages_before_replicas_needs_the_experts_to_have_as_many_replicas(layout):
-    with pytest.raises(ConfigError, match="use_tp_pp_dp_mapping=True"):
-        groups_of(layout, 16, order=rank_order(tp_pp_dp=True))
 
 
 @pytest.mark.parametrize(

@@ -2,13 +2,12 @@
 """Compares the GPUs that an executor requests with the ranks of a run, each of which needs one."""
 
 import re
-import sys
 from collections.abc import Iterator
 from typing import Any
 
 from nemo_run.core.execution.launcher import Launcher
 
-from nemo2.base.advice import advice
+from nemo2.base.advice import advice, print_warning
 from nemo2.base.counts import counted
 from nemo2.base.errors import ConfigError
 from nemo2.launch.shape import launcher_of
@@ -33,11 +32,13 @@ def check_gpus(executor: Any, recipe: Any, *, devices: int, nodes: int) -> None:
                 f"correct {request.partition('=')[0]}."
             )
         if gpus > devices:
-            _warn(f"{request} requests {gpus} GPUs per node, of which the run uses {devices} (trainer.devices)")
+            print_warning(
+                f"{request} requests {gpus} GPUs per node, of which the run uses {devices} (trainer.devices)."
+            )
     field = _without_gpus(executor)
     if field and getattr(getattr(recipe, "trainer", None), "accelerator", None) != "cpu":
         kind, value = type(executor).__name__, getattr(executor, field)
-        _warn(f"{kind}.{field}={value!r} requests no GPU, so the ranks train on CPUs or fail. Set {field}")
+        print_warning(f"{kind}.{field}={value!r} requests no GPU, so the ranks train on CPUs or fail. Set {field}.")
 
 
 def _requests(executor: Any, *, devices: int) -> Iterator[tuple[str, int]]:
@@ -67,7 +68,3 @@ def _without_gpus(executor: Any) -> str:
     if kind == "DGXCloudExecutor":
         return "" if executor.gpus_per_node or "compute" in executor.custom_spec else "gpus_per_node"
     return ""
-
-
-def _warn(sentence: str) -> None:
-    print(f"warning: {sentence}.", file=sys.stderr)
