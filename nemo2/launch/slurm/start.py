@@ -57,6 +57,7 @@ _REFUSED = {
 _OWN_OPTIONS = {
     **dict.fromkeys(("nodes", "ntasks", "ntasks-per-node"), "name the numbers in the launch (nodes, devices)"),
     **dict.fromkeys(("output", "error", "open-mode"), "the script reads the job's output. Set tunnel.job_dir instead"),
+    **dict.fromkeys(("gpu-bind", "tres-bind"), "each rank takes its own among the GPUs of its node"),
     "time": "set SlurmExecutor.time instead",
     "signal": "set SlurmExecutor.signal instead",
     "array": _REFUSED["array"],

@@ -105,6 +105,17 @@ def torchrun_tp2(cluster: Cluster, curves: Curves, times: int, told: list[str]) 
     return _undisturbed(cluster, curves, "tp-torchrun", told, tp=2)
 
 
+@long_case
+def gpus_per_task(cluster: Cluster, curves: Curves, times: int, told: list[str]) -> list[str]:
+    """Ranks that srun starts see the GPUs of their node, as ranks of torchrun do."""
+    run = Run(cluster, "gpus", steps=6, nodes=1, devices=2, profile={"starter": "srun", "gpus_per_task": 1})
+    run.submit().wait_for_end()
+    (file,) = (run.place / "runs" / run.name).glob("2*/environment.json")
+    seen = json.loads(file.read_text())["environment"].get("CUDA_VISIBLE_DEVICES")
+    told.append(f"CUDA_VISIBLE_DEVICES={seen}")
+    return run.problems(lives=1) + ([] if seen == "0,1" else [f"rank 0 sees GPUs {seen}, not 0,1"])
+
+
 @case
 def over_ssh(cluster: Cluster, curves: Curves, times: int, told: list[str]) -> list[str]:
     """Submit from a machine outside the cluster."""

@@ -133,11 +133,12 @@ def tasks(one):
 
 def test_tasks_of_srun_know_who_they_are_and_values_arrive_as_they_are(slurm, tmp_path):
     one = job(tmp_path, starter="srun", variables={"ODD": ODD}, workdir="")
-    assert run_script(one).returncode == 0
+    assert run_script(one, SLURM_GPUS_PER_TASK="1", SLURM_TRES_PER_TASK="gres/gpu:1").returncode == 0
     told = tasks(one)
     wanted = [("0", "0"), ("1", "1"), ("2", "0"), ("3", "1")]
     assert [(env["RANK"], env["LOCAL_RANK"]) for env, _ in told] == wanted
     assert {(env["WORLD_SIZE"], env["MASTER_ADDR"], env["ODD"]) for env, _ in told} == {("4", "10.1.2.3", ODD)}
+    assert not any("PER_TASK" in name for env, _ in told for name in env), "each would see only its own GPU"
     assert all(arguments == [one.folder] for _, arguments in told)
     assert not list(tmp_path.rglob("ran")), "nothing of it was run"
 
@@ -754,6 +755,7 @@ def job_of_executor(**fields):
         ({"setup_lines": "cat <<END"}, "setup_lines: Bash can't read them"),
         ({"setup_lines": "export A=1 \\"}, "ends with a backslash"),
         ({"additional_parameters": {"nodes": 4}}, r"additional_parameters\['nodes'\]=4 is not supported"),
+        ({"additional_parameters": {"gpu_bind": "none"}}, "among the GPUs of its node"),
         ({"additional_parameters": {"output": "job.out"}}, "the script reads the job's output"),
         ({"additional_parameters": {"array": "0-3"}}, "the same run directory"),
         ({"additional_parameters": {"--reservation": "x"}}, "has no such option"),
