@@ -86,7 +86,7 @@ def import_adapter(
         ConfigError: a field of ``adapter_config.json`` requests a feature that nemo2's LoRA and DoRA lack.
         SecurityError: a file leads out of the folder.
     """
-    check_target(Path(target).expanduser(), overwrite=overwrite)
+    check_target(target, overwrite=overwrite)
     folder = Path(source).expanduser()
     settings = read_settings(folder)
     checkpoint = Checkpoint.open(base_model or _named_base(settings, folder))

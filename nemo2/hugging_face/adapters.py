@@ -78,8 +78,7 @@ def export_adapter(
         CheckpointError: the checkpoint is missing or damaged, or has no adapters; or ``target`` exists.
         ConfigError: Hugging Face has no such model, or ``peft`` no such adapters.
     """
-    final = Path(target).expanduser()
-    check_target(final, overwrite=overwrite)
+    final = check_target(target, overwrite=overwrite)
     source = Checkpoint.open(checkpoint).require_nemo2().require_complete()
     model = load_context(source.path, "model")
     method = getattr(model, "model_transform", None)
@@ -106,7 +105,7 @@ def export_adapter(
         raise ConfigError(
             f"{beyond[0]} has values that {dtype or 'its dtype'} cannot represent. Export as bf16 or fp32."
         )
-    with new_folder(final, num_bytes, overwrite=overwrite, reads=[source.path]) as temporary:
+    with new_folder(final, num_bytes, overwrite=overwrite, reads=[source.path, source.base]) as temporary:
         base = source.base if (source.base or "").startswith(HUGGING_FACE) else None
         described = _adapter_config(modules, entries, method, base_model or (base or "").removeprefix(HUGGING_FACE))
         described["modules_to_save"] = sorted({name.rpartition(".")[0] for name in whole}) or None

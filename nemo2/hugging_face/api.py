@@ -72,15 +72,11 @@ def import_ckpt(
     if not source:
         raise ConfigError("import_ckpt requires a source: hf://organisation/name, or a folder with weights.")
     source = str(source)
-    target = (
-        Path(output_path).expanduser()
-        if output_path is not None
-        else models_home() / name_of_weights(source, revision=True)
-    )
+    target = Path(output_path) if output_path is not None else models_home() / name_of_weights(source, revision=True)
     if output_path is None and not overwrite and read_manifest(target) is not None:
         _log.info("%s is already in %s. Set overwrite=True to import it again.", source, target)
         return target
-    check_target(target, overwrite=overwrite)
+    target = check_target(target, overwrite=overwrite)
     options: dict[str, Any] = {"dtype": dtype, "overwrite": overwrite, "show_progress": show_progress}
     config = getattr(model, "config", model)
     if isinstance(config, type):
@@ -166,8 +162,9 @@ class Connector:
         """Export to ``output_path`` and return it. The arguments and errors are those of `export_ckpt`."""
         config = getattr(model, "config", model)
         options: dict[str, Any] = {"dtype": dtype, "overwrite": overwrite, "show_progress": show_progress}
-        target = Path(output_path).expanduser() if output_path is not None else self.local_path
-        check_target(target, overwrite=overwrite, reads=[self.path])
+        target = check_target(
+            self.local_path if output_path is None else output_path, overwrite=overwrite, reads=[self.path]
+        )
         tokenizer: Any = None
         checkpoint = _to_export(self.path)
         if not checkpoint.is_nemo2:

@@ -7,7 +7,6 @@ from typing import Any, Optional, Union
 import lightning.pytorch as pl
 
 from nemo2.base.errors import CheckpointError
-from nemo2.checkpoint.paths import HUGGING_FACE
 from nemo2.models.peft import PEFT, CanonicalDoRA, CanonicalLoRA, DoRA, LoRA, ModuleMatcher
 from nemo2.models.peft import canonical_lora as canonical_lora
 from nemo2.models.peft import dora as dora
@@ -76,9 +75,8 @@ def merge_lora(
     from nemo2.training.strategies.set_up import set_up
 
     only_defaults("nemo2 reads checkpoints as they are.", legacy_ckpt=(legacy_ckpt, False))
-    checkpoint, target = Checkpoint.open(lora_checkpoint_path).require_nemo2(), Path(output_path)
-    base = (checkpoint.base or "").removeprefix(HUGGING_FACE)
-    check_target(target, overwrite=overwrite, reads=[checkpoint.path, *([base] if base else [])])
+    checkpoint = Checkpoint.open(lora_checkpoint_path).require_nemo2()
+    target = check_target(output_path, overwrite=overwrite, reads=[checkpoint.path, checkpoint.base])
     model: Any = checkpoint.model()
     if not isinstance(model.model_transform, PEFT):
         raise CheckpointError(f"{checkpoint.path} does not come from a PEFT run: its context names no method.")

@@ -96,7 +96,7 @@ class Sizes:
                 f"{type(config).__name__} cannot be pruned, because its layers differ, or because it has experts, latent "
                 f"attention or multi-token prediction. nemo2 prunes dense models of {', '.join(FAMILIES)}."
             )
-        if not any(value is not None for value in asdict(to).values()):
+        if all(value in (None, []) for value in asdict(to).values()):
             raise ConfigError("pruning_config sets no size, so there is nothing to prune. Set a target size.")
         for field in (*_WIDTHS, "num_layers"):
             value, there = getattr(to, f"target_{field}"), getattr(config, field)

@@ -12,7 +12,7 @@ from typing import Any, Optional
 from nemo2.base.backend.extras import install
 from nemo2.base.counts import require_counts
 from nemo2.base.errors import ConfigError, DataError
-from nemo2.base.files import refuse_existing, text_of
+from nemo2.base.files import output_folder, refuse_existing, text_of
 from nemo2.checkpoint.directory import take_place, temporary_name
 from nemo2.config.capture import configurable
 from nemo2.config.notices import only_defaults
@@ -127,7 +127,7 @@ def ptq(
         legacy_ckpt=(legacy_ckpt, False),
         trust_remote_code=(trust_remote_code, False),
     )
-    settings, target = quantization_config or QuantizationConfig(), Path(export_config.path)
+    settings, target = quantization_config or QuantizationConfig(), output_folder(export_config.path)
     refuse_existing(target)
     if importlib.util.find_spec("modelopt") is None:
         raise ConfigError(

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -313,7 +314,7 @@ def test_a_target_that_exists_is_replaced_only_if_asked(tmp_path: Path) -> None:
     source = write(tmp_path / "hf")
     for convert, begin, name in ((import_release, source, "ours"), (export_weights, tmp_path / "ours", "out")):
         target = tmp_path / name
-        target.mkdir()
+        convert(begin, target)
         (target / "mine.txt").write_text("kept")
         with pytest.raises(OutputExists, match="overwrite=True"):
             convert(begin, target)
@@ -336,6 +337,24 @@ def test_what_is_read_and_runs_with_checkpoints_are_never_overwritten(tmp_path: 
     with pytest.raises(CheckpointError, match="would be deleted"):
         import_release(source, tmp_path / "run", overwrite=True)
     assert (source / "config.json").is_file() and (checkpoint / "manifest.json").is_file()
+
+
+def test_only_checkpoints_and_exports_are_overwritten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, plain = write(tmp_path / "hf"), tmp_path / "plain"
+    (plain / "notes").mkdir(parents=True)
+    checkpoint = import_release(source, tmp_path / "ours")
+    for convert, begin in ((import_release, source), (export_weights, checkpoint)):
+        with pytest.raises(CheckpointError, match="neither a checkpoint nor an export"):
+            convert(begin, plain, overwrite=True)
+        with pytest.raises(ConfigError, match="is a file: name a directory"):
+            convert(begin, source / "config.json", overwrite=True)
+        with pytest.raises(ConfigError, match="config.json is a file, not a directory"):
+            convert(begin, source / "config.json" / "deeper")
+    (there := shutil.copytree(checkpoint, tmp_path / "there") / "notes").mkdir()
+    monkeypatch.chdir(there)
+    with pytest.raises(CheckpointError, match="notes would be deleted"):
+        import_release(source, there.parent, overwrite=True)
+    assert (plain / "notes").is_dir() and there.is_dir()
 
 
 @pytest.mark.parametrize("direction", ["import", "export"])
