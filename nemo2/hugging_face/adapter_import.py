@@ -41,7 +41,7 @@ from nemo2.hugging_face.adapter_rows import (
 from nemo2.hugging_face.checkpoint import Checkpoint
 from nemo2.hugging_face.importing import check_target, write_checkpoint
 from nemo2.hugging_face.streams import Computed, Stretch
-from nemo2.hugging_face.tensor_source import TensorSource
+from nemo2.hugging_face.tensor_source import TensorSource, cast
 from nemo2.mcore.parallel.norm_names import module_of_key
 from nemo2.models.conversion.families import modules_with_weights
 from nemo2.models.conversion.pieces import Piece
@@ -419,4 +419,4 @@ class _AdapterTensors:
 
     def stretches(self, entry: Entry, dtype: torch.dtype) -> list[Stretch]:
         tensor = self.values(entry)
-        return [Computed(tensor.numel() * dtype.itemsize, lambda: iter([tensor.to(dtype)]))]
+        return [Computed(tensor.numel() * dtype.itemsize, lambda: iter([cast(tensor, dtype, of=entry.key)]))]

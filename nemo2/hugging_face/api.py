@@ -56,7 +56,7 @@ def import_ckpt(
             folder's name in `models_home`, where ``nemo://organisation/name`` finds it. An existing checkpoint there is
             returned unchanged.
         overwrite: Replace an existing checkpoint.
-        dtype: The dtype of the weights. None: the source's.
+        dtype: The dtype of the weights, one of `nemo2.hugging_face.tensor_source.DTYPES`. None: the source's.
         show_progress: Show a bar with the bytes and the remaining time. None: show it if standard error is a terminal.
         base_model: For an adapter, the model that it was trained on. None: as the adapter says.
 
@@ -79,8 +79,7 @@ def import_ckpt(
     target = check_target(target, overwrite=overwrite)
     options: dict[str, Any] = {"dtype": dtype, "overwrite": overwrite, "show_progress": show_progress}
     config = getattr(model, "config", model)
-    if isinstance(config, type):
-        config = None  # the family's class, with the source's sizes
+    kind = config if isinstance(config, type) else None  # the family's class, with the source's sizes
     folder = folder_of(source) if source.startswith(HUGGING_FACE) else Path(source).expanduser()
     if os.path.lexists(folder / ADAPTER_CONFIG):
         if model is not None:
@@ -94,7 +93,13 @@ def import_ckpt(
             "Remove base_model."
         )
     checkpoint = Checkpoint.open(source)
-    return write_checkpoint(checkpoint.tensors(config), target, tokenizer=checkpoint.tokenizer(), **options)
+    tensors = checkpoint.tensors(None if kind else config)
+    if kind is not None and not issubclass(kind, (*tensors.conversion.configs, tensors.conversion.model)):
+        raise ConfigError(
+            f"model: {folder} contains a {tensors.conversion.architectures[0]}, which is no {kind.__name__}. Remove model, or "
+            "use other weights."
+        )
+    return write_checkpoint(tensors, target, tokenizer=checkpoint.tokenizer(), **options)
 
 
 def export_ckpt(
@@ -119,7 +124,7 @@ def export_ckpt(
         load_connector: NeMo's argument: makes the exporter. None: `load_connector_from_trainer_ckpt`.
         model: The model whose configuration the weights have, or the configuration. None: the checkpoint's own
             description.
-        dtype: The dtype of the weights. None: the stored dtype.
+        dtype: As in `import_ckpt`. None: the stored dtype.
         show_progress: As in `import_ckpt`.
 
     Returns:

@@ -38,7 +38,7 @@ from nemo2.checkpoint.writing import without_crc
 from nemo2.hugging_face.adapter_rows import ADAPTER_CONFIG
 from nemo2.hugging_face.safetensors_files import CONFIG
 from nemo2.hugging_face.streams import Planned, Stretch, There, grouped, progress_bar, refuse_full_disk, write_files
-from nemo2.hugging_face.tensor_source import TensorSource
+from nemo2.hugging_face.tensor_source import TensorSource, weights_dtype
 from nemo2.models.conversion.table import Entry
 
 FILE_BYTES = 2 << 30
@@ -83,7 +83,7 @@ def write_checkpoint(
         CheckpointError: the disk is full, a file of the source ends early, or ``target`` exists.
     """
     final = Path(target).expanduser()
-    weights = _Weights(released, dtype, extra_states=part_of is None)
+    weights = _Weights(released, weights_dtype(dtype), extra_states=part_of is None)
     with new_folder(final, weights.num_bytes, overwrite=overwrite, reads=[released.folder, part_of]) as temporary:
         folder = temporary / WEIGHTS_PATH
         folder.mkdir()

@@ -10,7 +10,7 @@ import shlex
 import shutil
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from unittest import mock
 
 import pytest
@@ -355,6 +355,38 @@ def test_only_checkpoints_and_exports_are_overwritten(tmp_path: Path, monkeypatc
     with pytest.raises(CheckpointError, match="notes would be deleted"):
         import_release(source, there.parent, overwrite=True)
     assert (plain / "notes").is_dir() and there.is_dir()
+
+
+def test_weights_are_not_written_in_dtypes_that_lose_them(tmp_path: Path) -> None:
+    source = write(tmp_path / "hf")
+    ours = import_release(source, tmp_path / "ours")
+    for dtype in (torch.int8, torch.bool, torch.float8_e4m3fn, torch.complex64, "int8", "nothing", 5):
+        for convert, begin in ((import_release, source), (export_weights, ours)):
+            with pytest.raises(ConfigError, match="dtype="):
+                convert(begin, tmp_path / "new", dtype=dtype)
+    half = export_weights(ours, tmp_path / "half", dtype="bf16")  # pyright: ignore[reportArgumentType]
+    assert {one.dtype for one in load_file(half / "model.safetensors").values()} == {torch.bfloat16}
+
+
+@pytest.mark.parametrize("name", ["model.norm.weight", "model.layers.1.self_attn.k_proj.weight"])
+def test_numbers_beyond_fp16_are_refused_and_leave_nothing(tmp_path: Path, name: str) -> None:
+    tensors = weights()
+    tensors[name].view(-1)[1] = 1e5
+    source = write(tmp_path / "hf", tensors)
+    refused(source, f"float16: {name} has values", ConfigError, dtype=torch.float16)
+    ours = import_release(source, tmp_path / "ours", dtype=torch.bfloat16)
+    with pytest.raises(ConfigError, match="float16: .* has values"):
+        export_weights(ours, tmp_path / "out", dtype=torch.float16)
+    assert {"hf", "ours"} == {path.name for path in tmp_path.iterdir()}
+
+
+def test_a_class_of_another_family_than_the_weights_is_refused(tmp_path: Path) -> None:
+    source = write(tmp_path / "hf")
+    for kind in (llm.GemmaConfig2B, llm.GemmaModel):
+        with pytest.raises(ConfigError, match=f"LlamaForCausalLM, which is no {kind.__name__}"):
+            llm.import_ckpt(cast(Any, kind), source, tmp_path / "out")
+    for name, kind in (("config", llm.LlamaConfig), ("model", llm.LlamaModel)):
+        llm.import_ckpt(cast(Any, kind), source, tmp_path / name)
 
 
 @pytest.mark.parametrize("direction", ["import", "export"])
