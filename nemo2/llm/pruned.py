@@ -12,6 +12,7 @@ from torch import Tensor
 from nemo2.base.advice import advice, typed_as
 from nemo2.base.errors import ConfigError
 from nemo2.config.capture import captured_arguments, configurable
+from nemo2.config.value_types import refuse_misfits
 from nemo2.llm.importances import Importances
 from nemo2.models.conversion.settings import windowed_layers
 
@@ -55,6 +56,9 @@ class PruningConfig:
     """Layers to keep, by importance. Excludes ``drop_layers``."""
     drop_layers: Optional[list[int]] = None
     """Layers to drop, counted from 1, independently of their importance."""
+
+    def __post_init__(self) -> None:
+        refuse_misfits(type(self), vars(self), of="PruningConfig")
 
 
 _OPTIONS = {
