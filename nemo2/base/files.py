@@ -201,13 +201,29 @@ def output_file(path: Path | str) -> Path:
         ConfigError: no file can be written there.
     """
     target = Path(path).expanduser()
-    above = next((one for one in target.absolute().parents if one.exists()), target)
     if target.is_dir() or str(path).endswith("/"):
         raise ConfigError(f"{path} is a directory: add the name of the file to write.")
+    return _writable(target)
+
+
+def output_folder(path: Path | str) -> Path:
+    """The path of a folder to write, like `output_file`.
+
+    Raises:
+        ConfigError: no folder can be written there.
+    """
+    target = Path(path).expanduser()
+    if target.exists() and not target.is_dir():
+        raise ConfigError(f"{path} is a file: name a directory to write.")
+    return _writable(target)
+
+
+def _writable(target: Path) -> Path:
+    above = next((one for one in target.absolute().parents if one.exists()), target)
     if not above.is_dir():
-        raise ConfigError(f"{path}: {above} is a file, not a directory. Use another path.")
+        raise ConfigError(f"{target}: {above} is a file, not a directory. Use another path.")
     if not os.access(target if target.exists() else above, os.W_OK):
-        raise ConfigError(f"{path}: this user has no permission to write it. Use another path.")
+        raise ConfigError(f"{target}: this user has no permission to write it. Use another path.")
     return target
 
 

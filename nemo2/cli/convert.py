@@ -92,6 +92,7 @@ def export_weights(
     refuse_existing(output, overwrite=overwrite)
     from nemo2.hugging_face.api import export_ckpt
     from nemo2.hugging_face.checkpoint import Checkpoint as Opened
+    from nemo2.hugging_face.importing import check_target
     from nemo2.llm.peft import merge_lora
 
     if to == "checkpoint":
@@ -103,8 +104,10 @@ def export_weights(
     target_dtype = _dtype(dtype)
     with contextlib.ExitStack() as stack:
         if merge:
+            opened = Opened.open(folder)
+            check_target(output, overwrite=overwrite, reads=[opened.path, opened.base])
             # The merged weights have the dtype of the run, which is fp32 on CPUs.
-            target_dtype = target_dtype or Opened.open(folder).dtype
+            target_dtype = target_dtype or opened.dtype
             output.parent.mkdir(parents=True, exist_ok=True)
             beside = stack.enter_context(tempfile.TemporaryDirectory(dir=output.parent, prefix=f".{output.name}."))
             folder = merge_lora(str(folder), Path(beside) / "merged")

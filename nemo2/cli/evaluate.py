@@ -66,7 +66,10 @@ def evaluate(
     only_with("tasks", "include", "trust_tasks", "fewshot", "limit", "output")
     only_with("include", "trust_tasks")
     only_with("text", "stride")
-    if text or tasks:
+    names = [name.strip() for name in (tasks or "").split(",") if name.strip()]
+    if tasks is not None and not names:
+        raise ConfigError(f"--tasks {tasks!r}: name at least one task, such as arc_easy.")
+    if text or names:
         measured = ("text", "tasks", "include", "trust_tasks", "fewshot", "limit", "stride", "batch_size", "output")
         refuse_all_but("checkpoint", "source", "as_json", *measured, why="with --text or --tasks")
         lm_eval = {
@@ -76,7 +79,6 @@ def evaluate(
             "output_path": None if output is None else str(output),
             "trust_tasks": trust_tasks,
         }
-        names = [name.strip() for name in (tasks or "").split(",") if name.strip()]
         return _measured(named_weights(checkpoint, source), text or [], names, stride, batch_size, lm_eval)
     launching = (field.name for field in fields(LaunchOptions))
     own = ("checkpoint", "source", "overrides", "recipe", "data", "performance")

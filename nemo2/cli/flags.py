@@ -11,7 +11,7 @@ import typer
 
 from nemo2.base.counts import counted
 from nemo2.base.errors import ConfigError
-from nemo2.base.files import output_file
+from nemo2.base.files import output_file, output_folder
 from nemo2.base.gpus import gpu
 from nemo2.cli.adapter import AT_LEAST_1
 from nemo2.cli.own_data import Data
@@ -26,17 +26,11 @@ def _file(path: Optional[Path]) -> Optional[Path]:
     return None if path is None else output_file(path)
 
 
-def _folder(path: Path) -> Path:
-    if path.is_file():
-        raise ConfigError(f"{path} is a file: name a directory to write.")
-    return path
-
-
 Output = Annotated[Optional[Path], typer.Option("--output", "-o", callback=_file)]
 FileOrFolder = Annotated[Optional[Path], typer.Option("--output", "-o")]
 Prefix = Annotated[Path, typer.Option("--output", "-o", callback=_file)]
 Html = Annotated[Optional[Path], typer.Option("--html", callback=_file)]
-Folder = Annotated[Path, typer.Option("--output", "-o", callback=_folder, help="Directory to write.")]
+Folder = Annotated[Path, typer.Option("--output", "-o", callback=output_folder, help="Directory to write.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace an existing directory.")]
 Performance = Annotated[bool, typer.Option("--performance", help="Use the recipe's performance mode.")]
 

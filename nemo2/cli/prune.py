@@ -44,7 +44,7 @@ def prune(
     """
     folder = checkpoint_called(checkpoint)
     numbers = drop.split(",") if drop else []
-    if not all(number.strip().isdigit() for number in numbers):
+    if not all(number.strip().isdecimal() for number in numbers):
         raise ConfigError(f"--drop {drop}: must be layer numbers, such as 3,4.")
     if layers and numbers:
         raise ConfigError("--layers and --drop both choose the layers: leave one of them out.")

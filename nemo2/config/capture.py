@@ -36,7 +36,8 @@ def configurable(target: Any = None, /, **aliases: str) -> Any:
     """Make a class or function usable in recipes. Use it without arguments or as `@configurable(alias="parameter")`.
 
     The signature does not change. Calls accept the aliases too. An unknown keyword raises an error with the nearest
-    names. Instances of a class record their arguments (`captured_arguments`). Subclasses are configurable as well;
+    names, and so does an argument of a function that isn't of its type. Instances of a class record their arguments
+    (`captured_arguments`). Subclasses are configurable as well;
     decorate them only to add aliases or to have their signature checked. Put the decorator above `@dataclass`.
 
     A dotted alias (`strategy="trainer.strategy"`) exists in recipes only, where the path leads through sub-configs.
@@ -170,9 +171,15 @@ def remembers_arguments(cls: type) -> bool:
 
 
 def _wrap_function(fn: Callable[..., Any]) -> Callable[..., Any]:
+    signature = inspect.signature(fn)
+
     @functools.wraps(fn)
     def call(*args: Any, **kwargs: Any) -> Any:
-        return fn(*args, **real_names(call, kwargs))
+        from nemo2.config.value_types import refuse_misfits
+
+        kwargs = {name: read_dtype(call, name, value) for name, value in real_names(call, kwargs).items()}
+        refuse_misfits(fn, signature.bind_partial(*args, **kwargs).arguments)
+        return fn(*args, **kwargs)
 
     setattr(call, _WRAPPED, True)
     return call

@@ -5,14 +5,18 @@ Only certain mistakes are found. None, configs and objects fit everywhere, and s
 allows text, says nothing, or names a type of another library.
 """
 
+import os
 import types
 import typing
 import weakref
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import is_dataclass
+from pathlib import Path
 from typing import Any, Optional, Union
 
 from fiddle._src import signatures
 
+from nemo2.base.errors import ConfigError
 from nemo2.base.names import a
 from nemo2.config.typed_text import SEQUENCES, part_classes, without_annotated
 
@@ -47,6 +51,52 @@ def misfits(target: Callable[..., Any], arguments: Mapping[Any, Any]) -> Iterato
                 wanted := _listed(a(cls.__qualname__) for cls in classes) if nothing else _wanted(hint, one)
             ) is not None:
                 yield f"{name}[{number}]" if items else str(name), one, wanted
+
+
+def refuse_misfits(target: Callable[..., Any], arguments: Mapping[str, Any], *, of: str = "") -> None:
+    """Refuse arguments of a call that aren't of their type: those of `misfits`, and what a recipe's rules leave to the
+    tables of domains: fractions and booleans for whole numbers, items of lists, no object for a part, no function.
+
+    Args:
+        of: The object whose arguments they are, for the error. "": they have no owner.
+
+    Raises:
+        ConfigError: the message lists all of them.
+    """
+    hints = type_hints(target)
+    wrong = {name: (value, wanted) for name, value, wanted in misfits(target, arguments)}
+    for name, value in arguments.items():
+        if (wanted := _exactly(hints.get(name, Any), value)) is not None:
+            wrong.setdefault(name, (value, wanted))
+    if wrong:
+        owner = f"{of}." if of else ""
+        lines = [f"{owner}{name}={value!r}: takes {wanted}." for name, (value, wanted) in wrong.items()]
+        raise ConfigError("\n".join(lines), rule="values-have-their-types")
+
+
+def _exactly(hint: Any, value: Any) -> Optional[str]:
+    """What the annotation takes, if ``value`` is nothing of it. None: it is, or the annotation is one of many kinds."""
+    choices, classes = _choices(hint), part_classes(hint)
+    if value is None and (choices != [hint] or not (hint in _NUMBERS or classes)):
+        return None
+    if choices == [int]:
+        return None if hasattr(value, "__index__") and not isinstance(value, bool) else "a whole number"
+    if choices == [bool]:
+        return None if value in (0, 1) else "True or False"
+    if set(choices) == {str, Path}:
+        return None if isinstance(value, str | os.PathLike) else "a path"
+    if choices and all(typing.get_origin(choice) is Callable for choice in choices):
+        return None if callable(value) else "a function"
+    if len(classes) == len(choices) == 1 and is_dataclass(classes[0]):
+        return None if isinstance(value, classes) else a(classes[0].__qualname__)
+    if choices and all(typing.get_origin(choice) in _LISTS for choice in choices):
+        if not isinstance(value, list | tuple):
+            return "a list" if isinstance(value, str | int | float | dict) else None
+        item = typing.get_args(choices[0])[0]
+        text = item is str and any(not isinstance(one, str | os.PathLike) for one in value)
+        word = "text" if text else next((word for one in value if (word := _exactly(item, one)) is not None), None)
+        return word and f"a list whose items are each {word}"
+    return None
 
 
 def nones(target: Callable[..., Any], arguments: Mapping[Any, Any]) -> Iterator[tuple[str, str]]:

@@ -41,7 +41,7 @@ from nemo2.hugging_face.adapter_rows import (
 from nemo2.hugging_face.checkpoint import Checkpoint
 from nemo2.hugging_face.importing import check_target, write_checkpoint
 from nemo2.hugging_face.streams import Computed, Stretch
-from nemo2.hugging_face.tensor_source import TensorSource
+from nemo2.hugging_face.tensor_source import TensorSource, cast
 from nemo2.mcore.parallel.norm_names import module_of_key
 from nemo2.models.conversion.families import modules_with_weights
 from nemo2.models.conversion.pieces import Piece
@@ -86,7 +86,7 @@ def import_adapter(
         ConfigError: a field of ``adapter_config.json`` requests a feature that nemo2's LoRA and DoRA lack.
         SecurityError: a file leads out of the folder.
     """
-    check_target(Path(target).expanduser(), overwrite=overwrite)
+    check_target(target, overwrite=overwrite)
     folder = Path(source).expanduser()
     settings = read_settings(folder)
     checkpoint = Checkpoint.open(base_model or _named_base(settings, folder))
@@ -419,4 +419,4 @@ class _AdapterTensors:
 
     def stretches(self, entry: Entry, dtype: torch.dtype) -> list[Stretch]:
         tensor = self.values(entry)
-        return [Computed(tensor.numel() * dtype.itemsize, lambda: iter([tensor.to(dtype)]))]
+        return [Computed(tensor.numel() * dtype.itemsize, lambda: iter([cast(tensor, dtype, of=entry.key)]))]

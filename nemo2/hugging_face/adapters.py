@@ -38,6 +38,7 @@ from nemo2.hugging_face.checkpoint import Checkpoint
 from nemo2.hugging_face.importing import check_target, new_folder
 from nemo2.hugging_face.safetensors_files import write_json
 from nemo2.hugging_face.stored import StoredTensors
+from nemo2.hugging_face.tensor_source import cast, weights_dtype
 from nemo2.models.conversion.families import conversion_of
 from nemo2.models.conversion.table import Entry, released_shapes
 from nemo2.models.peft import DoRA, LoRA
@@ -78,8 +79,7 @@ def export_adapter(
         CheckpointError: the checkpoint is missing or damaged, or has no adapters; or ``target`` exists.
         ConfigError: Hugging Face has no such model, or ``peft`` no such adapters.
     """
-    final = Path(target).expanduser()
-    check_target(final, overwrite=overwrite)
+    final, wanted = check_target(target, overwrite=overwrite), weights_dtype(dtype)
     source = Checkpoint.open(checkpoint).require_nemo2().require_complete()
     model = load_context(source.path, "model")
     method = getattr(model, "model_transform", None)
@@ -100,13 +100,13 @@ def export_adapter(
     adapters = _collected(stored, besides={entry.by_layer.key for entry in entries})
     modules = _released(adapters, model.config, entries)
     tensors = {f"base_model.model.{name}": tensor for name, tensor in whole.items()} | dict(_tensors(modules))
-    tensors = {name: (tensor if dtype is None else tensor.to(dtype)) for name, tensor in tensors.items()}
+    tensors = {name: (tensor if wanted is None else cast(tensor, wanted, of=name)) for name, tensor in tensors.items()}
     num_bytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
     if beyond := [name for name, tensor in tensors.items() if not bool(tensor.isfinite().all())]:
         raise ConfigError(
             f"{beyond[0]} has values that {dtype or 'its dtype'} cannot represent. Export as bf16 or fp32."
         )
-    with new_folder(final, num_bytes, overwrite=overwrite, reads=[source.path]) as temporary:
+    with new_folder(final, num_bytes, overwrite=overwrite, reads=[source.path, source.base]) as temporary:
         base = source.base if (source.base or "").startswith(HUGGING_FACE) else None
         described = _adapter_config(modules, entries, method, base_model or (base or "").removeprefix(HUGGING_FACE))
         described["modules_to_save"] = sorted({name.rpartition(".")[0] for name in whole}) or None

@@ -21,6 +21,7 @@ from nemo2.base.errors import CheckpointError, ConfigError
 from nemo2.base.names import did_you_mean
 from nemo2.checkpoint.directory import read_manifest
 from nemo2.checkpoint.paths import HUGGING_FACE, folder_of
+from nemo2.config.capture import configurable
 from nemo2.config.notices import only_defaults
 from nemo2.data.home import models_home
 from nemo2.hugging_face.adapter_import import import_adapter
@@ -35,6 +36,7 @@ TARGETS = ("hf",)
 """The formats that a checkpoint can be exported to."""
 
 
+@configurable
 def import_ckpt(
     model: Optional[Union[pl.LightningModule, TransformerConfig]] = None,
     source: Union[str, Path] = "",
@@ -56,7 +58,7 @@ def import_ckpt(
             folder's name in `models_home`, where ``nemo://organisation/name`` finds it. An existing checkpoint there is
             returned unchanged.
         overwrite: Replace an existing checkpoint.
-        dtype: The dtype of the weights. None: the source's.
+        dtype: The dtype of the weights, one of `nemo2.hugging_face.tensor_source.DTYPES`. None: the source's.
         show_progress: Show a bar with the bytes and the remaining time. None: show it if standard error is a terminal.
         base_model: For an adapter, the model that it was trained on. None: as the adapter says.
 
@@ -72,19 +74,14 @@ def import_ckpt(
     if not source:
         raise ConfigError("import_ckpt requires a source: hf://organisation/name, or a folder with weights.")
     source = str(source)
-    target = (
-        Path(output_path).expanduser()
-        if output_path is not None
-        else models_home() / name_of_weights(source, revision=True)
-    )
+    target = Path(output_path) if output_path is not None else models_home() / name_of_weights(source, revision=True)
     if output_path is None and not overwrite and read_manifest(target) is not None:
         _log.info("%s is already in %s. Set overwrite=True to import it again.", source, target)
         return target
-    check_target(target, overwrite=overwrite)
+    target = check_target(target, overwrite=overwrite)
     options: dict[str, Any] = {"dtype": dtype, "overwrite": overwrite, "show_progress": show_progress}
     config = getattr(model, "config", model)
-    if isinstance(config, type):
-        config = None  # the family's class, with the source's sizes
+    kind = config if isinstance(config, type) else None  # the family's class, with the source's sizes
     folder = folder_of(source) if source.startswith(HUGGING_FACE) else Path(source).expanduser()
     if os.path.lexists(folder / ADAPTER_CONFIG):
         if model is not None:
@@ -98,9 +95,16 @@ def import_ckpt(
             "Remove base_model."
         )
     checkpoint = Checkpoint.open(source)
-    return write_checkpoint(checkpoint.tensors(config), target, tokenizer=checkpoint.tokenizer(), **options)
+    tensors = checkpoint.tensors(None if kind else config)
+    if kind is not None and not issubclass(kind, (*tensors.conversion.configs, tensors.conversion.model)):
+        raise ConfigError(
+            f"model: {folder} contains a {tensors.conversion.architectures[0]}, which is no {kind.__name__}. Remove model, or "
+            "use other weights."
+        )
+    return write_checkpoint(tensors, target, tokenizer=checkpoint.tokenizer(), **options)
 
 
+@configurable
 def export_ckpt(
     path: Union[str, Path],
     target: str = "hf",
@@ -123,7 +127,7 @@ def export_ckpt(
         load_connector: NeMo's argument: makes the exporter. None: `load_connector_from_trainer_ckpt`.
         model: The model whose configuration the weights have, or the configuration. None: the checkpoint's own
             description.
-        dtype: The dtype of the weights. None: the stored dtype.
+        dtype: As in `import_ckpt`. None: the stored dtype.
         show_progress: As in `import_ckpt`.
 
     Returns:
@@ -166,8 +170,9 @@ class Connector:
         """Export to ``output_path`` and return it. The arguments and errors are those of `export_ckpt`."""
         config = getattr(model, "config", model)
         options: dict[str, Any] = {"dtype": dtype, "overwrite": overwrite, "show_progress": show_progress}
-        target = Path(output_path).expanduser() if output_path is not None else self.local_path
-        check_target(target, overwrite=overwrite, reads=[self.path])
+        target = check_target(
+            self.local_path if output_path is None else output_path, overwrite=overwrite, reads=[self.path]
+        )
         tokenizer: Any = None
         checkpoint = _to_export(self.path)
         if not checkpoint.is_nemo2:

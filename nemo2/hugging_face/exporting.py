@@ -26,6 +26,7 @@ from nemo2.hugging_face.importing import new_folder
 from nemo2.hugging_face.safetensors_files import CONFIG, INDEX, SHARD_BYTES, plan_shards, write_json
 from nemo2.hugging_face.stored import StoredTensors, refuse_misfits, vocabulary_rows
 from nemo2.hugging_face.streams import Computed, Planned, Stretch, merged, progress_bar, write_files
+from nemo2.hugging_face.tensor_source import cast, weights_dtype
 from nemo2.models.conversion.families import conversion_named, conversion_of
 from nemo2.models.conversion.pieces import Piece, Shape
 from nemo2.models.conversion.release import config_of_release
@@ -73,6 +74,7 @@ def export_weights(
             ``target`` exists.
         ConfigError: Hugging Face has no such model, or the checkpoint doesn't describe its model or holds only a part of it.
     """
+    dtype = weights_dtype(dtype)
     opened = Checkpoint.open(checkpoint).require_complete()
     opened.refuse_adapters()
     source, manifest = opened.path, opened.manifest
@@ -178,7 +180,7 @@ class _Tensor:
             for one in sources:
                 piece, part = one.piece, self.stored.values(one.entry, one.row, one.row + one.piece.rows)
                 target = whole.transpose(0, 1) if piece.transposed else whole
-                target[piece.start : piece.stop : piece.step] = part
+                target[piece.start : piece.stop : piece.step] = cast(part, self.dtype, of=self.name)
             yield whole
 
         return [Computed(self.dtype.itemsize * math.prod(shape), blocks)]

@@ -28,19 +28,23 @@ from torch.distributed.checkpoint.metadata import (
 )
 
 from nemo2.base.errors import CheckpointError
-from nemo2.base.files import refuse_existing
+from nemo2.base.files import output_folder, refuse_existing
 from nemo2.checkpoint.context import tokenizer_settings, write_parts
-from nemo2.checkpoint.directory import WEIGHTS_PATH, Manifest, publish, temporary_name, versions
+from nemo2.checkpoint.directory import MANIFEST, WEIGHTS_PATH, Manifest, publish, temporary_name, versions
 from nemo2.checkpoint.metadata import COMMON
 from nemo2.checkpoint.paths import HUGGING_FACE, checkpoints_of_runs, digest_of
 from nemo2.checkpoint.reading import locate
 from nemo2.checkpoint.writing import without_crc
+from nemo2.hugging_face.adapter_rows import ADAPTER_CONFIG
+from nemo2.hugging_face.safetensors_files import CONFIG
 from nemo2.hugging_face.streams import Planned, Stretch, There, grouped, progress_bar, refuse_full_disk, write_files
-from nemo2.hugging_face.tensor_source import TensorSource
+from nemo2.hugging_face.tensor_source import TensorSource, weights_dtype
 from nemo2.models.conversion.table import Entry
 
 FILE_BYTES = 2 << 30
 """The size of a file of weights. Several files are written, read and hashed in parallel."""
+_REPLACED = (MANIFEST, WEIGHTS_PATH, CONFIG, ADAPTER_CONFIG)
+"""Names in folders that ``overwrite`` replaces: checkpoints, exports and adapters."""
 _EXTRA_STATES = ("linear_", "in_proj", "out_proj", "eh_proj", "output_layer")
 """Modules whose extra state Megatron-Core's checkpoints store beside their weight. It is empty without FP8."""
 
@@ -79,10 +83,8 @@ def write_checkpoint(
         CheckpointError: the disk is full, a file of the source ends early, or ``target`` exists.
     """
     final = Path(target).expanduser()
-    weights = _Weights(released, dtype, extra_states=part_of is None)
-    base = (part_of or "").removeprefix(HUGGING_FACE)  # of a repository no folder has the name
-    reads = [released.folder, *([base] if base else [])]
-    with new_folder(final, weights.num_bytes, overwrite=overwrite, reads=reads) as temporary:
+    weights = _Weights(released, weights_dtype(dtype), extra_states=part_of is None)
+    with new_folder(final, weights.num_bytes, overwrite=overwrite, reads=[released.folder, part_of]) as temporary:
         folder = temporary / WEIGHTS_PATH
         folder.mkdir()
         with progress_bar(f"Importing {released.folder.name}", weights.num_bytes, show=show_progress) as advance:
@@ -106,31 +108,39 @@ def write_checkpoint(
     return final
 
 
-def check_target(target: Path, *, overwrite: bool, reads: Sequence[Path | str] = ()) -> None:
-    """Refuse a folder that must not be replaced, before anything is downloaded or read.
+def check_target(target: Path | str, *, overwrite: bool, reads: Sequence[Path | str | None] = ()) -> Path:
+    """The path of the folder to write. Called before anything is downloaded or read.
 
     Args:
         target: The folder to write.
-        overwrite: Replace an existing one.
-        reads: The checkpoints and folders that are read.
+        overwrite: Replace an existing checkpoint, export or empty folder. Other folders may hold anything.
+        reads: The checkpoints and folders that are read. A repository has no folder that could be replaced.
 
     Raises:
         OutputExists: ``target`` exists, and ``overwrite`` is False.
-        CheckpointError: ``target`` holds one of ``reads`` or checkpoints of runs.
+        CheckpointError: ``target`` holds one of ``reads``, checkpoints of runs or the working directory, or is another
+            folder than those that are replaced.
+        ConfigError: no folder can be written there.
     """
-    refuse_existing(target, overwrite=overwrite)
-    if not target.exists():
-        return
-    whole = target.resolve()
-    lost = [path for path in map(Path, reads) if path.resolve().is_relative_to(whole)] or checkpoints_of_runs(target)
+    final = output_folder(target)
+    refuse_existing(final, overwrite=overwrite)
+    if not final.exists():
+        return final
+    read = [Path(str(path).removeprefix(HUGGING_FACE)).resolve() for path in (*reads, Path.cwd()) if path is not None]
+    lost = [path for path in read if path.is_relative_to(final.resolve())] or checkpoints_of_runs(final)
     if lost:
         raise CheckpointError(
-            f"{target} is not replaced, because {lost[0]} would be deleted with it. Use another directory."
+            f"{final} is not replaced, because {lost[0]} would be deleted with it. Use another directory."
         )
+    if any(final.iterdir()) and not any((final / name).exists() for name in _REPLACED):
+        raise CheckpointError(
+            f"{final} is not replaced, because it is neither a checkpoint nor an export. Use another directory."
+        )
+    return final
 
 
 @contextmanager
-def new_folder(target: Path, num_bytes: int, *, overwrite: bool, reads: Sequence[Path | str]) -> Iterator[Path]:
+def new_folder(target: Path, num_bytes: int, *, overwrite: bool, reads: Sequence[Path | str | None]) -> Iterator[Path]:
     """A temporary folder beside ``target``, which the caller fills and renames. After a failure nothing remains.
 
     Raises:

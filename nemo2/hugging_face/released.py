@@ -20,7 +20,7 @@ from nemo2.checkpoint.foreign_files import read_object
 from nemo2.hugging_face.quantised import Plain, Source, sources
 from nemo2.hugging_face.safetensors_files import CONFIG, open_folder
 from nemo2.hugging_face.streams import Computed, Copy, Stretch, merged
-from nemo2.hugging_face.tensor_source import misfits
+from nemo2.hugging_face.tensor_source import cast, misfits
 from nemo2.models.conversion.families import conversion_for, conversion_of
 from nemo2.models.conversion.pieces import Piece, Shape
 from nemo2.models.conversion.settings import TRAINED_OTHERWISE, contradicted, missing_field, refusal, text_config
@@ -88,7 +88,8 @@ class Released:
 
         def blocks() -> Iterator[Tensor]:
             for first in range(0, piece.rows, step):
-                yield self._rows(entry, piece, first, min(piece.rows, first + step), _ALL).to(dtype)
+                rows = self._rows(entry, piece, first, min(piece.rows, first + step), _ALL)
+                yield cast(rows, dtype, of=piece.name or entry.key)
 
         yield Computed(piece.rows * row_bytes, blocks)
 

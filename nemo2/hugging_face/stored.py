@@ -23,7 +23,7 @@ from nemo2.checkpoint.directory import weights_dir
 from nemo2.checkpoint.metadata import read_metadata, renamed
 from nemo2.checkpoint.reading import Stored, locate, read_part
 from nemo2.hugging_face.streams import Computed, Copy, Stretch, merged
-from nemo2.hugging_face.tensor_source import misfits
+from nemo2.hugging_face.tensor_source import cast, misfits
 from nemo2.models.conversion.families import conversion_of
 from nemo2.models.conversion.table import Conversion, Entry
 
@@ -86,7 +86,7 @@ class StoredTensors:
 
         def blocks() -> Iterator[Tensor]:
             for row in range(first, last, step):
-                yield self.values(entry, row, min(last, row + step)).to(dtype)
+                yield cast(self.values(entry, row, min(last, row + step)), dtype, of=entry.key)
 
         return [Computed((last - first) * _row_bytes(shape, dtype), blocks)]
 

@@ -3,14 +3,19 @@
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Optional, Protocol
 
 import torch
 from torch import Tensor
 
+from nemo2.base.errors import ConfigError
 from nemo2.base.names import listed
+from nemo2.config.dtypes import named_dtype
 from nemo2.hugging_face.streams import Stretch
 from nemo2.models.conversion.table import Conversion, Entry
+
+DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
+"""The dtypes of weights that are written: integers lose the fractions, and 8 bits need scales."""
 
 
 def misfits(missing: Sequence[str], extra: Sequence[str], other: Iterable[str], *, model: str) -> list[str]:
@@ -22,6 +27,32 @@ def misfits(missing: Sequence[str], extra: Sequence[str], other: Iterable[str], 
         *([f"{listed(extra)} {one[len(extra) > 1][1]} no place in {model}"] if extra else []),
         *([listed(sentences)] if sentences else []),
     ]
+
+
+def weights_dtype(dtype: Any) -> Optional[torch.dtype]:
+    """The dtype of weights to write, which text may name. None: none is set.
+
+    Raises:
+        ConfigError: the dtype isn't one of `DTYPES`.
+    """
+    named = named_dtype(dtype) if isinstance(dtype, str) else dtype
+    if dtype is not None and named not in DTYPES:
+        raise ConfigError(f"dtype={dtype!r}: must be one of {', '.join(map(str, DTYPES))}, or None.")
+    return named
+
+
+def cast(tensor: Tensor, dtype: torch.dtype, *, of: str) -> Tensor:
+    """``tensor`` in this dtype.
+
+    Raises:
+        ConfigError: values of the tensor, whose name is ``of``, would become infinite. In practice this is float16.
+    """
+    result = tensor.to(dtype)
+    if dtype is torch.float16 and tensor.dtype is not dtype and bool((result.isinf() & ~tensor.isinf()).any()):
+        raise ConfigError(
+            f"dtype={dtype}: {of} has values that it cannot represent. Use torch.bfloat16 or torch.float32."
+        )
+    return result
 
 
 class TensorSource(Protocol):

@@ -16,6 +16,7 @@ import lightning.pytorch as pl
 import torch
 from lightning.pytorch.callbacks import Checkpoint
 
+from nemo2.base.counts import require_counts
 from nemo2.base.errors import ConfigError
 from nemo2.base.files import output_file
 from nemo2.checkpoint.auto_resume import AutoResume
@@ -260,10 +261,8 @@ def generate(
     )
     if encoder_prompts is not None:
         raise ConfigError("encoder_prompts: nemo2 has no encoder-decoder models. Remove this argument.")
-    if trainer is not None and not isinstance(trainer, pl.Trainer):
-        raise ConfigError(
-            f"trainer={trainer!r} is not a trainer. NeMo's order of arguments is generate(path, trainer, prompts)."
-        )
+    inference.refuse_no_trainer(trainer)
+    require_counts("", others=(None,), max_batch_size=max_batch_size)
     records = inference.prompts_of(prompts, input_dataset)
     options = inference.GenerationOptions.of(
         inference_params,

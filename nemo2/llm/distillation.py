@@ -56,7 +56,8 @@ def distill(
 
     Raises:
         CheckpointError: a checkpoint is missing or doesn't describe its model.
-        ConfigError: both configurations are given, the vocabularies differ, or the layout doesn't divide the sizes.
+        ConfigError: both configurations are given, the vocabularies differ, the layout doesn't divide the sizes, or a
+            checkpoint holds adapters only.
     """
     if distillation_config_path is not None and distillation_config is not None:
         raise ConfigError("distillation_config_path and distillation_config set the same thing. Keep one of them.")
@@ -64,6 +65,7 @@ def distill(
     if distillation_config_path is not None:
         settings = DistillationConfig.from_file(Path(distillation_config_path))
     start = Checkpoint.open(student_model_path).require_nemo2()
+    start.refuse_adapters()
     student = start.model(seq_length=getattr(data, "seq_length", None))
     teaching = DistillationCallback(teacher_model_path, settings)
     if optim is not None:

@@ -13,8 +13,10 @@ from typing import Any, Literal, Optional
 
 from nemo2.base.advice import advice
 from nemo2.base.backend.extras import install, version_of
+from nemo2.base.counts import require_counts
 from nemo2.base.errors import ConfigError
 from nemo2.base.names import did_you_mean
+from nemo2.config.value_types import refuse_misfits
 from nemo2.llm.exported import DTYPES, torch_name
 from nemo2.models.peft import LoRA
 
@@ -24,6 +26,7 @@ ENGINES: tuple[Engine, ...] = ("vllm", "transformers")
 _INSTALL = {"vllm": "pip install vllm", "transformers": install("serve")}
 _LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 """The values of vLLM's ``--max-lora-rank`` (vllm/config/lora.py)."""
+_LAST_PORT = 65535
 _OLDEST_TRANSFORMERS = 5
 """Before this version ``transformers serve`` didn't take the model to serve."""
 
@@ -50,6 +53,14 @@ class ServingOptions:
     """Further arguments for the engine, after all others."""
 
     def __post_init__(self) -> None:
+        refuse_misfits(type(self), vars(self))
+        parallel = {name: getattr(self, name) for name in ("tensor_parallel_size", "pipeline_parallel_size")}
+        require_counts("", port=self.port, **parallel)
+        require_counts("", others=(None,), max_length=self.max_length)
+        if self.port > _LAST_PORT or not self.host:
+            raise ConfigError(
+                f"host={self.host!r}, port={self.port}: must be an address and a port up to {_LAST_PORT}."
+            )
         if self.dtype is not None and self.dtype not in DTYPES:
             raise ConfigError(f"dtype={self.dtype!r}: must be one of {', '.join(DTYPES)}.")
 

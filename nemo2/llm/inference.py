@@ -131,6 +131,7 @@ def loaded(
 
     ``before`` is given the model as it is described, and may refuse it before anything is built.
     """
+    refuse_no_trainer(trainer)
     checkpoint = Checkpoint.open(path)
     model = checkpoint.model(trust_remote_code=trust_remote_code)
     before(model)
@@ -167,15 +168,27 @@ def write_completions(path: str, records: Sequence[dict[str, Any]], results: Seq
         write_file(path, "".join(lines))
 
 
+def refuse_no_trainer(trainer: Any) -> None:
+    """Raise ConfigError if ``trainer`` is neither a trainer nor None."""
+    if trainer is not None and not isinstance(trainer, pl.Trainer):
+        raise ConfigError(
+            f"trainer={trainer!r} is not a trainer. NeMo's order of arguments is generate(path, trainer, prompts)."
+        )
+
+
 def single_process_trainer(params_dtype: Optional[torch.dtype] = None) -> Trainer:
     """A trainer without a loop, for parameters of this dtype. None: fp32."""
     precision = {None: None, torch.float32: "32", torch.bfloat16: "bf16-mixed", torch.float16: "16-mixed"}
+    if params_dtype not in precision:
+        raise ConfigError(
+            f"params_dtype={params_dtype!r}: must be torch.float32, torch.bfloat16, torch.float16 or None."
+        )
     return Trainer(
         strategy=MegatronStrategy(ckpt_async_save=False),
         devices=1,
         logger=False,
         enable_progress_bar=False,
-        precision=precision.get(params_dtype, str(params_dtype)),
+        precision=precision[params_dtype],
     )
 
 

@@ -7,7 +7,7 @@ from typing import Any, Optional, Union
 import lightning.pytorch as pl
 
 from nemo2.base.errors import CheckpointError
-from nemo2.checkpoint.paths import HUGGING_FACE
+from nemo2.config.capture import configurable
 from nemo2.models.peft import PEFT, CanonicalDoRA, CanonicalLoRA, DoRA, LoRA, ModuleMatcher
 from nemo2.models.peft import canonical_lora as canonical_lora
 from nemo2.models.peft import dora as dora
@@ -44,6 +44,7 @@ def gpt_lora() -> PEFT:
     return LoRA()
 
 
+@configurable
 def merge_lora(
     lora_checkpoint_path: Union[str, Path],
     output_path: Union[str, Path],
@@ -71,14 +72,14 @@ def merge_lora(
     from nemo2.config.notices import only_defaults
     from nemo2.hugging_face.checkpoint import Checkpoint
     from nemo2.hugging_face.importing import check_target
-    from nemo2.llm.inference import single_process_trainer
+    from nemo2.llm.inference import refuse_no_trainer, single_process_trainer
     from nemo2.models.peft.adapter import merge
     from nemo2.training.strategies.set_up import set_up
 
     only_defaults("nemo2 reads checkpoints as they are.", legacy_ckpt=(legacy_ckpt, False))
-    checkpoint, target = Checkpoint.open(lora_checkpoint_path).require_nemo2(), Path(output_path)
-    base = (checkpoint.base or "").removeprefix(HUGGING_FACE)
-    check_target(target, overwrite=overwrite, reads=[checkpoint.path, *([base] if base else [])])
+    refuse_no_trainer(trainer)
+    checkpoint = Checkpoint.open(lora_checkpoint_path).require_nemo2()
+    target = check_target(output_path, overwrite=overwrite, reads=[checkpoint.path, checkpoint.base])
     model: Any = checkpoint.model()
     if not isinstance(model.model_transform, PEFT):
         raise CheckpointError(f"{checkpoint.path} does not come from a PEFT run: its context names no method.")
@@ -91,6 +92,7 @@ def merge_lora(
     return target
 
 
+@configurable
 def export_lora(
     lora_checkpoint_path: Union[str, Path],
     output_path: Union[str, Path],

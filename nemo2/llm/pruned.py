@@ -12,6 +12,7 @@ from torch import Tensor
 from nemo2.base.advice import advice, typed_as
 from nemo2.base.errors import ConfigError
 from nemo2.config.capture import captured_arguments, configurable
+from nemo2.config.value_types import refuse_misfits
 from nemo2.llm.importances import Importances
 from nemo2.models.conversion.settings import windowed_layers
 
@@ -56,6 +57,9 @@ class PruningConfig:
     drop_layers: Optional[list[int]] = None
     """Layers to drop, counted from 1, independently of their importance."""
 
+    def __post_init__(self) -> None:
+        refuse_misfits(type(self), vars(self), of="PruningConfig")
+
 
 _OPTIONS = {
     "target_num_layers": "--layers",
@@ -96,7 +100,7 @@ class Sizes:
                 f"{type(config).__name__} cannot be pruned, because its layers differ, or because it has experts, latent "
                 f"attention or multi-token prediction. nemo2 prunes dense models of {', '.join(FAMILIES)}."
             )
-        if not any(value is not None for value in asdict(to).values()):
+        if all(value in (None, []) for value in asdict(to).values()):
             raise ConfigError("pruning_config sets no size, so there is nothing to prune. Set a target size.")
         for field in (*_WIDTHS, "num_layers"):
             value, there = getattr(to, f"target_{field}"), getattr(config, field)

@@ -21,6 +21,7 @@ from torch import Tensor
 from nemo2.base import ranks
 from nemo2.base.backend import get_backend
 from nemo2.base.counts import require_counts
+from nemo2.base.errors import ConfigError
 from nemo2.base.place import is_terminal
 from nemo2.config.capture import captured_arguments, configurable
 from nemo2.config.notices import only_defaults
@@ -81,7 +82,8 @@ def prune(
 
     Raises:
         CheckpointError: the checkpoint is missing or doesn't describe its model, or ``save_path`` exists.
-        ConfigError: the model can't be pruned to a size, its family isn't supported, or the layout isn't.
+        ConfigError: the model can't be pruned to a size, its family isn't supported, or the layout isn't; or the
+            checkpoint holds only a part of a model.
     """
     only_defaults(
         "nemo2 prunes models with their own tokenizer.",
@@ -89,8 +91,10 @@ def prune(
         legacy_ckpt=(legacy_ckpt, False),
     )
     require_counts("", num_train_samples=num_train_samples)
-    target = Path(save_path)
-    check_target(target, overwrite=overwrite, reads=[Checkpoint.open(nemo_checkpoint).path] if overwrite else [])
+    target = check_target(save_path, overwrite=overwrite)
+    whole = Checkpoint.open(nemo_checkpoint)
+    whole.refuse_adapters()
+    check_target(target, overwrite=overwrite, reads=[whole.path])
     layout: dict[str, Any] = {"tensor_model_parallel_size": tp_size, "pipeline_model_parallel_size": pp_size}
     ends = {
         "num_layers_in_first_pipeline_stage": num_layers_in_first_pipeline_stage,
@@ -139,6 +143,11 @@ def _hand_over(weights: dict[str, Tensor], parameters: Mapping[str, Tensor]) -> 
     mine = {name: (tensor.shape, tensor.dtype) for name, tensor in weights.items()}
     held = zip(torch.distributed.get_process_group_ranks(group), ranks.gather(mine, group=group), strict=True)
     owners = {name: (rank, *form) for rank, theirs in held for name, form in theirs.items()}
+    if missing := parameters.keys() - owners.keys():
+        raise ConfigError(
+            f"The model has no {min(missing)}, so that the pruned model would keep random values. Merge the parameters of a "
+            "model_transform into the model before you prune it."
+        )
     for name, (owner, shape, dtype) in sorted(owners.items()):
         if name in weights:
             tensor = weights.pop(name).contiguous()

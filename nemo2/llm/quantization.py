@@ -12,10 +12,11 @@ from typing import Any, Optional
 from nemo2.base.backend.extras import install
 from nemo2.base.counts import require_counts
 from nemo2.base.errors import ConfigError, DataError
-from nemo2.base.files import refuse_existing, text_of
+from nemo2.base.files import output_folder, refuse_existing, text_of
 from nemo2.checkpoint.directory import take_place, temporary_name
 from nemo2.config.capture import configurable
 from nemo2.config.notices import only_defaults
+from nemo2.config.value_types import refuse_misfits
 from nemo2.hugging_face.checkpoint import Checkpoint
 from nemo2.llm.exported import DTYPES, Form, dtype_of, own_dtype
 
@@ -46,6 +47,7 @@ class QuantizationConfig:
     """Tokens per sequence."""
 
     def __post_init__(self) -> None:
+        refuse_misfits(type(self), vars(self), of="QuantizationConfig")
         if self.algorithm not in _CONFIGS:
             raise ConfigError(f"QuantizationConfig.algorithm={self.algorithm!r}: must be one of {', '.join(_CONFIGS)}.")
         names = "calibration_dataset_size", "calibration_batch_size", "calibration_seq_len"
@@ -66,6 +68,7 @@ class ExportConfig:
     weights."""
 
     def __post_init__(self) -> None:
+        refuse_misfits(type(self), vars(self), of="ExportConfig")
         if self.export_format != "hf":
             raise ConfigError(
                 f"ExportConfig.export_format={self.export_format!r}: must be 'hf', which TensorRT-LLM reads too."
@@ -127,7 +130,7 @@ def ptq(
         legacy_ckpt=(legacy_ckpt, False),
         trust_remote_code=(trust_remote_code, False),
     )
-    settings, target = quantization_config or QuantizationConfig(), Path(export_config.path)
+    settings, target = quantization_config or QuantizationConfig(), output_folder(export_config.path)
     refuse_existing(target)
     if importlib.util.find_spec("modelopt") is None:
         raise ConfigError(

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Optional
 
 from nemo2.base.advice import advice
+from nemo2.base.counts import require_counts
 from nemo2.base.errors import ConfigError
 from nemo2.checkpoint.directory import temporary_name
 from nemo2.config.capture import configurable
@@ -206,6 +207,7 @@ def deploy(
     )
     if nemo_checkpoint is None:
         raise ConfigError("deploy needs nemo_checkpoint: a checkpoint directory, or a run's.")
+    require_counts("", num_gpus=num_gpus, max_input_len=max_input_len, max_output_len=max_output_len)
     sizes = tensor_parallelism_size, pipeline_parallelism_size
     if num_gpus > 1 and num_gpus != sizes[0] * sizes[1]:
         raise ConfigError(

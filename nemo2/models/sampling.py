@@ -10,6 +10,7 @@ from torch import Tensor
 from nemo2.base.advice import typed_as
 from nemo2.base.counts import is_count
 from nemo2.base.errors import ConfigError
+from nemo2.config.value_types import refuse_misfits
 
 LEAST_TEMPERATURE = 1e-6
 """The least divisor of logits in 32 bits: divided by a smaller number they may be infinite, and have no softmax."""
@@ -35,6 +36,7 @@ class Sampling:
     arXiv:2407.01082). 0: keep all."""
 
     def __post_init__(self) -> None:
+        refuse_misfits(type(self), vars(self))
         for name, rule, holds in (
             (
                 "temperature",

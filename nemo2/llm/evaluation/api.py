@@ -9,13 +9,14 @@ from typing import Any, Optional
 
 import lightning.pytorch as pl
 
+from nemo2.base.counts import require_counts
 from nemo2.base.errors import ConfigError, Nemo2Error
 from nemo2.base.files import output_file, text_of, write_file
 from nemo2.config.capture import configurable
 from nemo2.hugging_face.checkpoint import Checkpoint
 from nemo2.llm.evaluation import figures
 from nemo2.llm.evaluation.harness import evaluate_tasks, refuse_counts, refuse_unknown
-from nemo2.llm.evaluation.perplexity import Perplexity, perplexity_of
+from nemo2.llm.evaluation.perplexity import Perplexity, perplexity_of, refuse_stride
 from nemo2.llm.exported import exports_cache
 from nemo2.llm.inference import loaded
 from nemo2.training.run_dir.records import METRICS_FILE, add_evaluation
@@ -70,6 +71,7 @@ def evaluate(
     folder = None if task_folder is None else Path(task_folder)
     if output_path is not None:
         output_file(output_path)
+    require_counts("", max_batch_size=max_batch_size)
     refuse_counts(limit=limit, num_fewshot=num_fewshot)
     refuse_unknown(tasks, folder, trust_tasks=trust_tasks)
     with loaded(path, trainer, trust_remote_code=trust_remote_code) as model:
@@ -118,10 +120,15 @@ def perplexity(
         CheckpointError: ``path`` holds no checkpoint, or the checkpoint doesn't describe its model.
         DataError: a file is unreadable as text, or empty.
     """
+    require_counts("", max_batch_size=max_batch_size)
     texts = [text_of(Path(file)) for file in files]
     if not texts:
         raise ConfigError("perplexity requires at least one text file.")
-    with loaded(path, trainer, trust_remote_code=trust_remote_code) as model:
+
+    def fits(model: Any) -> None:
+        refuse_stride(stride, model.config.seq_length)
+
+    with loaded(path, trainer, trust_remote_code=trust_remote_code, before=fits) as model:
         perplexities = perplexity_of(
             model,
             model.tokenizer,

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Optional
 
+from nemo2.base.advice import typed_as
 from nemo2.base.errors import ConfigError, DataError
 from nemo2.llm.evaluation.answers import shared
 from nemo2.models.scoring import Pair, Score, score
@@ -70,8 +71,7 @@ def perplexity_of(
         ConfigError: the stride is out of range.
         DataError: a text is empty, or the tokenizer has neither ``bos_id`` nor ``eos_id``.
     """
-    if stride is not None and not 1 <= stride <= max_sequence_length:
-        raise ConfigError(f"stride={stride} must lie between 1 and {max_sequence_length}, the tokens of a window.")
+    refuse_stride(stride, max_sequence_length)
     first = next(
         (token_id for name in ("bos_id", "eos_id") if (token_id := getattr(tokenizer, name, None)) is not None), None
     )
@@ -101,6 +101,14 @@ def perplexity_of(
     for place, result in zip(of_text, scores, strict=True):
         results[place] += Perplexity(nats=-result.log_prob, num_tokens=len(result.log_probs), num_bytes=0)
     return results
+
+
+def refuse_stride(stride: Optional[int], max_sequence_length: int) -> None:
+    """Raise ConfigError if the stride is out of range."""
+    if stride is not None and not 1 <= stride <= max_sequence_length:
+        raise ConfigError(
+            f"{typed_as('stride', stride)} must lie between 1 and {max_sequence_length}, the tokens of a window."
+        )
 
 
 def _windows(ids: Sequence[int], most: int, stride: int) -> Iterator[Pair]:

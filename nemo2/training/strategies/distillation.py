@@ -30,6 +30,7 @@ from nemo2.base.names import did_you_mean
 from nemo2.checkpoint.foreign_files import read_yaml
 from nemo2.config.capture import configurable
 from nemo2.config.notices import warn_without_effect
+from nemo2.config.value_types import refuse_misfits
 from nemo2.config.walk import callbacks_of, class_of
 from nemo2.hugging_face.checkpoint import Checkpoint
 from nemo2.mcore.parallel.distillation import TeacherLogits, cross_entropy, distillation_loss
@@ -59,6 +60,7 @@ class DistillationConfig:
     """The weight of the teacher's loss if the text's loss is added."""
 
     def __post_init__(self) -> None:
+        refuse_misfits(type(self), vars(self), of="DistillationConfig")
         for name, rule, holds in (
             (
                 "logit_kl_temperature",

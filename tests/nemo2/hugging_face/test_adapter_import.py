@@ -4,13 +4,14 @@
 import json
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
+from nemo2 import llm
 from nemo2.base.errors import CheckpointError, ConfigError, Nemo2Error
 from nemo2.checkpoint.context import load_context
 from nemo2.checkpoint.directory import read_manifest
@@ -347,6 +348,26 @@ def test_the_command_imports_an_adapter_and_says_what_may_follow(adapter, made, 
     result = CliRunner().invoke(app, ["import", str(adapter), "--output", str(tmp_path / "out"), "--base", made[0]])
     assert result.exit_code == 0, result.output
     assert f"nemo2 export {tmp_path / 'out'} --merge" in result.output
+
+
+def test_adapters_and_their_base_are_not_replaced_by_what_is_made_of_them(adapter, made, tmp_path, command):
+    base = import_ckpt(None, made[0], tmp_path / "base")
+    ours = import_ckpt(None, adapter, tmp_path / "ours", base_model=base)
+    for target in (base, ours):
+        for write in (export_adapter, llm.peft.merge_lora):
+            with pytest.raises(CheckpointError, match="would be deleted"):
+                write(ours, target, overwrite=True)
+        said = command("export", ours, "--merge", "--output", target, "--overwrite", code=2).err
+        assert "would be deleted" in said
+    assert {"base", "ours", "adapter"} == {path.name for path in tmp_path.iterdir()}
+
+
+def test_adapters_alone_are_neither_pruned_nor_distilled(adapter, made, tmp_path):
+    ours = str(import_ckpt(None, adapter, tmp_path / "ours", base_model=made[0]))
+    with pytest.raises(ConfigError, match="only a part of a model"):
+        llm.prune(ours, str(tmp_path / "small"), llm.PruningConfig(drop_layers=[1]))
+    with pytest.raises(ConfigError, match="only a part of a model"):
+        llm.distill(ours, made[0], data=cast(Any, None), trainer=cast(Any, None))
 
 
 def test_a_base_is_refused_where_there_is_no_adapter(made, tmp_path):

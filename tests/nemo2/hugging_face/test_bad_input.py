@@ -7,9 +7,10 @@ import json
 import os
 import re
 import shlex
+import shutil
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from unittest import mock
 
 import pytest
@@ -313,7 +314,7 @@ def test_a_target_that_exists_is_replaced_only_if_asked(tmp_path: Path) -> None:
     source = write(tmp_path / "hf")
     for convert, begin, name in ((import_release, source, "ours"), (export_weights, tmp_path / "ours", "out")):
         target = tmp_path / name
-        target.mkdir()
+        convert(begin, target)
         (target / "mine.txt").write_text("kept")
         with pytest.raises(OutputExists, match="overwrite=True"):
             convert(begin, target)
@@ -336,6 +337,56 @@ def test_what_is_read_and_runs_with_checkpoints_are_never_overwritten(tmp_path: 
     with pytest.raises(CheckpointError, match="would be deleted"):
         import_release(source, tmp_path / "run", overwrite=True)
     assert (source / "config.json").is_file() and (checkpoint / "manifest.json").is_file()
+
+
+def test_only_checkpoints_and_exports_are_overwritten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, plain = write(tmp_path / "hf"), tmp_path / "plain"
+    (plain / "notes").mkdir(parents=True)
+    checkpoint = import_release(source, tmp_path / "ours")
+    for convert, begin in ((import_release, source), (export_weights, checkpoint)):
+        with pytest.raises(CheckpointError, match="neither a checkpoint nor an export"):
+            convert(begin, plain, overwrite=True)
+        with pytest.raises(ConfigError, match="is a file: name a directory"):
+            convert(begin, source / "config.json", overwrite=True)
+        with pytest.raises(ConfigError, match="config.json is a file, not a directory"):
+            convert(begin, source / "config.json" / "deeper")
+    (there := shutil.copytree(checkpoint, tmp_path / "there") / "notes").mkdir()
+    monkeypatch.chdir(there)
+    with pytest.raises(CheckpointError, match="notes would be deleted"):
+        import_release(source, there.parent, overwrite=True)
+    assert (plain / "notes").is_dir() and there.is_dir()
+
+
+def test_weights_are_not_written_in_dtypes_that_lose_them(tmp_path: Path) -> None:
+    source = write(tmp_path / "hf")
+    ours = import_release(source, tmp_path / "ours")
+    for dtype in (torch.int8, torch.bool, torch.float8_e4m3fn, torch.complex64, "int8", "nothing", 5):
+        for convert, begin in ((import_release, source), (export_weights, ours)):
+            with pytest.raises(ConfigError, match="dtype="):
+                convert(begin, tmp_path / "new", dtype=dtype)
+    half = export_weights(ours, tmp_path / "half", dtype="bf16")  # pyright: ignore[reportArgumentType]
+    assert {one.dtype for one in load_file(half / "model.safetensors").values()} == {torch.bfloat16}
+
+
+@pytest.mark.parametrize("name", ["model.norm.weight", "model.layers.1.self_attn.k_proj.weight"])
+def test_numbers_beyond_fp16_are_refused_and_leave_nothing(tmp_path: Path, name: str) -> None:
+    tensors = weights()
+    tensors[name].view(-1)[1] = 1e5
+    source = write(tmp_path / "hf", tensors)
+    refused(source, f"float16: {name} has values", ConfigError, dtype=torch.float16)
+    ours = import_release(source, tmp_path / "ours", dtype=torch.bfloat16)
+    with pytest.raises(ConfigError, match="float16: .* has values"):
+        export_weights(ours, tmp_path / "out", dtype=torch.float16)
+    assert {"hf", "ours"} == {path.name for path in tmp_path.iterdir()}
+
+
+def test_a_class_of_another_family_than_the_weights_is_refused(tmp_path: Path) -> None:
+    source = write(tmp_path / "hf")
+    for kind in (llm.GemmaConfig2B, llm.GemmaModel):
+        with pytest.raises(ConfigError, match=f"LlamaForCausalLM, which is no {kind.__name__}"):
+            llm.import_ckpt(cast(Any, kind), source, tmp_path / "out")
+    for name, kind in (("config", llm.LlamaConfig), ("model", llm.LlamaModel)):
+        llm.import_ckpt(cast(Any, kind), source, tmp_path / name)
 
 
 @pytest.mark.parametrize("direction", ["import", "export"])

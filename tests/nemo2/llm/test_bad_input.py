@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from nemo2 import llm
 from nemo2.base.errors import CheckpointError, ConfigError, Nemo2Error
@@ -150,3 +151,56 @@ def test_a_server_is_not_asked_for_more_than_the_model_reads(checkpoint):
     assert str(LENGTH) in plan(LENGTH).command
     with pytest.raises(ConfigError, match=f"max_length={LENGTH + 1}: the model reads only {LENGTH} tokens"):
         plan(LENGTH + 1)
+
+
+OF_WRONG_TYPES: dict[str, Callable[[Any], Any]] = {
+    "random_seed": lambda value: llm.generate("nowhere", prompts=["ab"], random_seed=value),
+    "add_BOS": lambda value: llm.generate("nowhere", prompts=["ab"], add_BOS=value),
+    "trust_remote_code": lambda value: llm.generate("nowhere", prompts=["ab"], trust_remote_code=value),
+    "prompts": lambda value: llm.generate("nowhere", prompts=[value]),
+    "stop": lambda value: llm.generate("nowhere", prompts=["ab"], stop=[value]),
+    "on_text": lambda value: llm.generate("nowhere", prompts=["ab"], on_text=value),
+    "temperature": lambda value: llm.generate("nowhere", prompts=["ab"], temperature=[value]),  # pyright: ignore
+    "overwrite": lambda value: llm.import_ckpt(source="nowhere", output_path="out", overwrite=value),
+    "output_path": lambda value: llm.export_ckpt("nowhere", output_path=[value]),  # pyright: ignore
+    "load_connector": lambda value: llm.export_ckpt("nowhere", load_connector=value),
+    "legacy_ckpt": lambda value: llm.peft.merge_lora("nowhere", "out", legacy_ckpt=value),
+    "pruning_config": lambda value: llm.prune("nowhere", "out", value),
+    "PruningConfig.target_num_layers": lambda value: llm.PruningConfig(target_num_layers=value),
+    "PruningConfig.drop_layers": lambda value: llm.PruningConfig(drop_layers=[value]),
+    "export_config": lambda value: llm.ptq("nowhere", value),
+    "forward_loop": lambda value: llm.ptq("nowhere", llm.ExportConfig("out"), forward_loop=value),
+    "DistillationConfig.logit_kl_topk": lambda value: llm.DistillationConfig(logit_kl_topk=value),
+    "files": lambda value: llm.perplexity("nowhere", value),
+    "max_input_len": lambda value: llm.deploy("nowhere", max_input_len=value),
+}
+
+
+@pytest.mark.parametrize("name", OF_WRONG_TYPES)
+def test_values_of_a_wrong_type_are_refused_first_and_by_name(name):
+    for value in (2.5, {"drop_layers": [1]}) if name != "add_BOS" else ("no", None):
+        with pytest.raises(ConfigError, match=f"^{name}=") as caught:
+            OF_WRONG_TYPES[name](value)
+        assert caught.value.rule == "values-have-their-types"
+
+
+def test_trainers_batches_and_dtypes_are_refused_before_a_model_is_loaded(tmp_path):
+    (tmp_path / "text.txt").write_text("ab")
+    texts = [str(tmp_path / "text.txt")]
+    for call, name in (
+        (lambda: llm.perplexity("nowhere", texts, trainer="x"), "trainer"),  # pyright: ignore[reportArgumentType]
+        (lambda: llm.peft.merge_lora("nowhere", "out", trainer="x"), "trainer"),  # pyright: ignore[reportArgumentType]
+        (lambda: llm.perplexity("nowhere", texts, max_batch_size=0), "max_batch_size"),
+        (lambda: llm.evaluate("nowhere", ["arc"], max_batch_size=-1), "max_batch_size"),
+        (lambda: llm.generate("nowhere", prompts=["ab"], max_batch_size=0), "max_batch_size"),
+        (lambda: llm.generate("nowhere", prompts=["ab"], params_dtype=torch.int8), "params_dtype"),
+        (lambda: llm.deploy("nowhere", num_gpus=0), "num_gpus"),
+    ):
+        with pytest.raises(ConfigError, match=f"^{name}="):
+            call()
+
+
+def test_a_stride_beyond_the_model_is_refused_before_it_is_loaded(checkpoint, tmp_path):
+    (tmp_path / "text.txt").write_text("ab")
+    with pytest.raises(ConfigError, match="stride=25 must lie between 1 and 24"):
+        llm.perplexity(str(checkpoint), [str(tmp_path / "text.txt")], stride=LENGTH + 1)

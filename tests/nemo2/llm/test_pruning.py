@@ -221,10 +221,13 @@ def test_errors_name_what_was_typed():
 
 def test_what_is_not_pruned_is_refused(tmp_path):
     from nemo2 import llm
+    from nemo2.llm.pruned import Sizes
 
     with pytest.raises(ConfigError, match="legacy_ckpt=True: nemo2 prunes models with their own tokenizer"):
         llm.prune("run", str(tmp_path / "new"), llm.PruningConfig(drop_layers=[1]), legacy_ckpt=True)
     with pytest.raises(ConfigError, match="num_train_samples=0: must be a whole number of at least 1"):
         llm.prune("run", str(tmp_path / "new"), llm.PruningConfig(drop_layers=[1]), num_train_samples=0)
+    with pytest.raises(ConfigError, match="sets no size"):
+        Sizes(small_runs.build_llama().config, llm.PruningConfig(drop_layers=[]))
     with pytest.raises(OutputExists, match="overwrite=True"):
         llm.prune("run", str(tmp_path), llm.PruningConfig(drop_layers=[1]))

@@ -206,8 +206,8 @@ def test_an_address_that_cannot_be_used_is_refused_before_the_checkpoint_is_read
         port = used.getsockname()[1]
         with pytest.raises(ConfigError, match=f"127.0.0.1:{port}"):
             plan_serving("/nowhere", ServingOptions(port=port))
-    with pytest.raises(ConfigError, match="192.0.2.1:0"):
-        plan_serving("/nowhere", ServingOptions(host="192.0.2.1", port=0))
+    with pytest.raises(ConfigError, match="192.0.2.1:8000"):
+        plan_serving("/nowhere", ServingOptions(host="192.0.2.1", port=8000))
     with pytest.raises(CheckpointError, match="/nowhere"):
         plan_serving("/nowhere", ServingOptions(port=port))
 
@@ -283,3 +283,15 @@ def test_printed_commands_keep_paths_with_blanks(monkeypatch, kind):
         )
         words = called
     assert "/my run/a;b" in words and words[-1] == "/an export/it's"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"port": 0}, {"port": 70000}, {"host": ""}, {"tensor_parallel_size": 0}, {"pipeline_parallel_size": -2}, {"max_length": 0},
+     {"further": "--compile"}],
+)  # fmt: skip
+def test_options_out_of_range_are_refused_by_name(options):
+    from nemo2.llm.engines import ServingOptions
+
+    with pytest.raises(ConfigError, match=f"{next(iter(options))}="):
+        ServingOptions(**options)

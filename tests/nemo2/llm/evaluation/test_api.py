@@ -93,3 +93,8 @@ def test_tasks_without_lm_eval_say_how_to_get_it(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"pip install 'lm-eval"):
         llm.evaluate("nowhere", ["arc_easy"])
+
+
+def test_tasks_without_a_name_are_refused(tmp_path, command):
+    for tasks in ("", ","):
+        assert "--tasks" in command("evaluate", tmp_path, "--tasks", tasks, code=2).err
