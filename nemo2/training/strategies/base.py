@@ -834,7 +834,8 @@ class BaseStrategy(DDPStrategy):
         kept = {key: value for key, value in loaded.items() if key in ("model", "optimizer")}
         self.load_model_state_dict(kept, strict=True)
         _log.info("Started from the weights of %s.", path)
-        warn_if_trained_otherwise(path, getattr(self.lightning_module, "config", None), name=path)
+        config, method = (getattr(self.lightning_module, name, None) for name in ("config", "model_transform"))
+        warn_if_trained_otherwise(path, config, name=path, method=method)
 
     def start_from_released(self, path: str) -> None:
         """Fill the model with released weights. Each rank reads its part, and every rank must call it.
