@@ -33,7 +33,10 @@ LAYERS = {
         ("decoder.layers.{4,1}.*", QKV, False),
         ("*.layers.12.*.linear_qk?", QKV, True),
         ("*.experts.linear_fc1", EXPERT, True),
-        ("*.local_experts.7.linear_fc1", EXPERT, True),
+        ("*.local_experts.*.linear_fc1", EXPERT, True),
+        ("*.local_experts.*", EXPERT, True),
+        ("*.local_experts.7.linear_fc1", EXPERT, False),
+        ("*7*linear_fc1", EXPERT, False),
         ("*.local_experts.0-3.*", EXPERT, False),
         ("*.layers.[12].*", QKV, False),
     ],
@@ -80,6 +83,15 @@ def test_targets_that_are_all_excluded_are_refused_unless_modules_are_trained_in
     with pytest.raises(ConfigError, match="peft.exclude_modules=.* so nothing would be trained"):
         kind(target_modules=["linear_fc2"], exclude_modules=["linear_fc2"]).refuse_unknown_targets(LAYERS)
     kind(exclude_modules=["*"], modules_to_save=["output_layer"]).refuse_unknown_targets(LAYERS)
+
+
+def test_a_pattern_of_all_experts_is_met_and_one_of_some_is_refused_before_checkpoints_lack_the_others():
+    layers = linear_layers(small_runs.build_llama(num_moe_experts=2).config) or {}
+    method = LoRA(target_modules=["*.local_experts.*.linear_fc1"])
+    method.refuse_unknown_targets(layers)
+    assert method.is_beside_experts(layers)
+    with pytest.raises(ConfigError, match="matches no linear layer"):
+        LoRA(exclude_modules=["*.local_experts.0.linear_fc1"]).refuse_unknown_targets(layers)
 
 
 def test_routers_are_no_linear_layers():
