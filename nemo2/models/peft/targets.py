@@ -18,7 +18,7 @@ from nemo2.base.names import did_you_mean
 
 _RANGE = re.compile(r"(?<=\.)(\d+)-(\d+)(?=\.|$)")
 _EXPERT = re.compile(r"(?<=\.)local_experts\.\d+\.")
-_ALL_EXPERTS = re.compile(r"(?<=\.)local_experts\.(?:\*\.|(?=\*$))")
+_OF_EXPERTS = re.compile(r"(\.experts)\.([^.]+)$")
 _CHOICE = re.compile(r"\\\{([^{}]*)\\\}")
 
 
@@ -48,9 +48,9 @@ def takes(pattern: str, full_name: str) -> bool:
     """Whether a pattern matches a module's full name."""
     if pattern == full_name.rpartition(".")[2]:
         return True
-    # By the name without the expert's number: checkpoints stack the experts of a layer, so all of them have adapters or none.
+    # Checkpoints stack the experts of a layer, so all of them have adapters or none. Only a wildcard meets their numbers.
     name = _EXPERT.sub("", full_name)
-    return _compiled(_ALL_EXPERTS.sub("", pattern) if ".experts." in name else pattern).fullmatch(name) is not None
+    return any(_compiled(pattern).fullmatch(one) for one in (name, _OF_EXPERTS.sub(r"\1.local_experts.#.\2", name)))
 
 
 def takes_all_of(pattern: str, full_name: str) -> bool:

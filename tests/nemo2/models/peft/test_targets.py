@@ -34,6 +34,7 @@ LAYERS = {
         ("*.layers.12.*.linear_qk?", QKV, True),
         ("*.experts.linear_fc1", EXPERT, True),
         ("*.local_experts.*.linear_fc1", EXPERT, True),
+        ("*.experts.*.linear_fc1", EXPERT, True),
         ("*.local_experts.*", EXPERT, True),
         ("*.local_experts.7.linear_fc1", EXPERT, False),
         ("*7*linear_fc1", EXPERT, False),
