@@ -11,6 +11,7 @@ import lightning.pytorch as pl
 import torch
 from torch import nn
 
+from nemo2.base import ranks
 from nemo2.base.errors import ConfigError
 from nemo2.base.names import did_you_mean
 from nemo2.config.capture import configurable
@@ -23,7 +24,8 @@ class JitConfig:
     """Select the modules that are compiled, and how."""
 
     module_selector: str = ""
-    """The dotted path of a module in each chunk, such as ``decoder.layers.0.mlp``. ``*`` matches any part of a name.
+    """The dotted path of a module in a chunk, such as ``decoder.layers.0.mlp``. A chunk of another pipeline stage may lack it.
+    ``*`` matches any part of a name.
     "" or "*" compiles each chunk as a whole. Under a strategy that isn't nemo2's, they compile the LightningModule's
     ``module`` or ``model``, or else each of its children."""
     use_torch: bool = False
@@ -72,23 +74,28 @@ class JitTransform(pl.Callback):
         self._done: list[nn.Module] = []
 
     def check_model(self, config: Any) -> None:
-        """Raise the error of `on_train_epoch_start` about modules, except those below a layer."""
+        """Raise the error of `on_train_epoch_start` about modules, except those of adapters, of attention's core and of rotary
+        positions."""
         from nemo2.models.conversion.families import modules_with_weights
 
         selector, leaves = self.config.module_selector or "*", {*(modules_with_weights(config) or ())}
         if not self.config.use_torch or selector == "*" or not leaves:
             return
         known, parts = with_parents(leaves), selector.split(".")
-        leaves |= {"rotary_pos_emb", *(f"{name}.core_attention" for name in known if name.endswith(".self_attention"))}
+        deep = {"rotary_pos_emb", *(f"{name}.core_attention" for name in known if name.endswith(".self_attention"))}
+        deep |= {f"{leaf}.{own}" for leaf in leaves for own in ("to_wrap", "adapter")}
         heads = [_pattern(".".join(parts[:end])) for end in range(1, len(parts) + 1)]
-        if not any(head.fullmatch(leaf) for head in heads for leaf in leaves):
-            _matching(known, selector)
+        if not any(head.fullmatch(module) for head in heads for module in deep):
+            _refuse_unmatched(known, selector)
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         if not self.config.use_torch or self._done:
             return
-        for chunk in chunks_of(trainer):
-            self._done += _selected(_called_in(chunk), self.config.module_selector)
+        roots, selector = [_called_in(chunk) for chunk in chunks_of(trainer)], self.config.module_selector
+        names = [name for root in roots for name, _ in root.named_modules() if name]
+        if selector not in (None, "", "*"):  # a pipeline stage may lack them
+            _refuse_unmatched([*dict.fromkeys(name for of_rank in ranks.gather(names) for name in of_rank)], selector)
+        self._done = [module for root in roots for module in _selected(root, selector)]
         for module in self._done:
             module.compile(**self.config.torch_kwargs or {})
 
@@ -107,18 +114,16 @@ def _called_in(chunk: nn.Module) -> nn.Module:
 def _selected(root: nn.Module, selector: Optional[str]) -> list[nn.Module]:
     if selector in (None, "", "*"):
         return list(root.children()) if isinstance(root, pl.LightningModule) else [root]
-    return [
-        root.get_submodule(name) for name in _matching([name for name, _ in root.named_modules() if name], selector)
-    ]
-
-
-def _matching(names: Collection[str], selector: str) -> list[str]:
     pattern = _pattern(selector)
-    if selected := [name for name in names if pattern.fullmatch(name)]:
-        return selected
-    raise ConfigError(
-        f"JitConfig.module_selector={selector!r}: the model has no such module{did_you_mean(selector, names)}"
-    )
+    return [module for name, module in root.named_modules() if name and pattern.fullmatch(name)]
+
+
+def _refuse_unmatched(names: Collection[str], selector: str) -> None:
+    pattern = _pattern(selector)
+    if not any(pattern.fullmatch(name) for name in names):
+        raise ConfigError(
+            f"JitConfig.module_selector={selector!r}: the model has no such module{did_you_mean(selector, names)}"
+        )
 
 
 def _pattern(selector: str) -> re.Pattern[str]:

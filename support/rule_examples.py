@@ -430,7 +430,6 @@ EXAMPLES: tuple[Example, ...] = (
     example("steps-are-megatron-cores", "trainer.gradient_clip_val=1.0-> ->optim.config.clip_grad=1.0"),
     example("steps-are-megatron-cores", "trainer.accumulate_grad_batches=4-> ->data.global_batch_size=2048"),
     example("steps-are-megatron-cores", "trainer.gradient_clip_algorithm=value-> ->optim.config.clip_grad=0.5"),
-    example("steps-are-megatron-cores", "trainer.sync_batchnorm=True->False"),
     example(
         "offloaded-optimizer-decouples-decay", f"{OFFLOADED} {AWARE} optim.config.decoupled_weight_decay=False->True"
     ),

@@ -51,6 +51,8 @@ _HARMLESS = re.compile(
 )
 _DECIDED_ELSEWHERE = re.compile(r"(_parallel_size|_parallel|(?<!main_)params_dtype|pipeline_dtype|autocast_dtype)$")
 """Fields that aren't compared here: the layout, which may change freely, and the precision."""
+_OF_ADAPTERS = ("dim", "target_modules", "exclude_modules", "modules_to_save")
+"""Settings of a PEFT method that decide which parameters there are, and their sizes."""
 _HASH = re.compile("[0-9a-f]{32,}")
 
 
@@ -113,11 +115,14 @@ def changes_since(checkpoint: Path, trainer: Any) -> Changes:
         copies = checkpoint / CONTEXT_PATH / TOKENIZER_FILES
         files = files_of(config) if part == "tokenizer" and copies.is_dir() else {}
         for change in differing:
+            if change.path.startswith(tuple(f"model_transform.{name}" for name in _OF_ADAPTERS)):
+                continue  # compared below, as the method takes them
             # Files are compared by content: those of the checkpoint are copies.
             if not _DECIDED_ELSEWHERE.search(change.path) and not (files and change.path in FIELDS):
                 _sort(changes, part, change.path, change.old, change.new, deciding=deciding)
         if files:
             _compare_files(changes, copies, files)
+    _compare_methods(changes, checkpoint, getattr(trainer.lightning_module, "model_transform", None))
     return changes
 
 
@@ -139,13 +144,25 @@ def _compare_settings(changes: Changes, before: Mapping[str, Any], now: Mapping[
             _sort(changes, part, name, before[name], value)
 
 
-def unfit_changes(checkpoint: Path, *, model_config: Any, tokenizer: Any) -> list[Difference]:
+def _compare_methods(changes: Changes, checkpoint: Path, method: Any) -> None:
+    """Compare the parameters that two PEFT methods train. The order of names doesn't matter."""
+    with contextlib.suppress(Exception):  # as in `changes_since`
+        stored = load_context(checkpoint, "model").model_transform
+        for name in _OF_ADAPTERS if None not in (stored, method) else ():
+            values = (getattr(one, name, None) for one in (stored, method))
+            before, now = (sorted({*value}) if isinstance(value, list) else value for value in values)
+            if before != now and type(stored) is type(method):
+                changes.unfit.append(Difference("model", f"model_transform.{name}", before, now))
+
+
+def unfit_changes(checkpoint: Path, *, model_config: Any, tokenizer: Any, method: Any = None) -> list[Difference]:
     """The changes that `changes_since` would find unfit, as far as a model's configuration and a tokenizer show them
     before the model exists.
 
     Args:
         model_config: The settled configuration. None: it is unknown.
         tokenizer: The run's tokenizer. None: it has none, or it is unknown.
+        method: The run's PEFT method. None: it has none, or it is unknown.
     """
     changes = Changes()
     manifest = read_manifest(checkpoint)
@@ -157,18 +174,24 @@ def unfit_changes(checkpoint: Path, *, model_config: Any, tokenizer: Any) -> lis
         for change in diff(stored, described(model_config)) if None not in (stored, model_config) else ():
             if not _DECIDED_ELSEWHERE.search(change.path):
                 _sort(changes, "model", f"config.{change.path}", change.old, change.new)
+    _compare_methods(changes, checkpoint, method)
     return changes.unfit
 
 
-def warn_if_trained_otherwise(checkpoint: Path, model_config: Any, *, name: Any) -> None:
+def warn_if_trained_otherwise(checkpoint: Path, model_config: Any, *, name: Any, method: Any = None) -> None:
     """Warn of the settings of a model that compute something else than the model of the weights in ``checkpoint``, from which
-    it starts. Nothing is known about a checkpoint that doesn't describe its model. ``name``: the checkpoint's in the warning."""
+    it starts. Nothing is known about a checkpoint that doesn't describe its model. ``name``: the checkpoint's in the warning.
+    ``method``: the run's PEFT method, whose ``alpha`` scales the adapters in ``checkpoint``. None: it has none."""
     try:
-        sentence = contradicted(model_config, load_context(checkpoint, "model").config, "their model")
+        trained = load_context(checkpoint, "model")
+        sentences = [contradicted(model_config, trained.config, "their model")]
     except Exception:  # as in `changes_since`
         return
-    if sentence:
-        _log.warning(TRAINED_OTHERWISE, name, sentence)
+    now, before = (getattr(one, "alpha", None) for one in (method, trained.model_transform))
+    if None not in (now, before) and now != before:
+        sentences.append(f"peft.alpha={now!r} where their adapters were trained with {before!r}")
+    if any(sentences):
+        _log.warning(TRAINED_OTHERWISE, name, ", ".join(filter(None, sentences)))
 
 
 def unfit_message(checkpoint: Path, unfit: list[Difference]) -> str:

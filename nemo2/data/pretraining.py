@@ -382,13 +382,22 @@ class PreTrainingDataModule(MegatronDataModule):
         """A directory for the indices of these files' contents. It is created and checked to be writable."""
         contents = "\n".join(sorted(file.fingerprint for file in files))
         key = hashlib.sha256(contents.encode()).hexdigest()[:16]
+        return str(private_directory(self._cache_root([file.prefix for file in files]), key))
+
+    @property
+    def cache_root(self) -> Path:
+        """The folder of the indices."""
+        blends = (self._blend_of(split) for split in SPLITS)
+        return self._cache_root(
+            [prefix for blend in blends if blend for prefix in blend.prefixes if "://" not in prefix]
+        )
+
+    def _cache_root(self, prefixes: Sequence[str]) -> Path:
         if self.index_mapping_dir is not None:
-            root = Path(self.index_mapping_dir).expanduser()
-        elif files:
-            root = Path(files[0].prefix).absolute().parent / "index_cache"
-        else:
-            root = Path(str(self.object_storage_cache_path)).expanduser() / "index_cache"
-        return str(private_directory(root, key))
+            return Path(self.index_mapping_dir).expanduser()
+        own = prefixes[0] if prefixes else None
+        place = Path(own).absolute().parent if own else Path(str(self.object_storage_cache_path)).expanduser()
+        return place / "index_cache"
 
     @property
     def build_kwargs(self) -> Mapping[str, Any]:

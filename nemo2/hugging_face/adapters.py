@@ -274,6 +274,12 @@ def _adapter_config(
             method.dropout,
             parameters[0],
         )
+    elif method.dropout and method.dropout_position == "post":
+        _log.warning(
+            "lora_dropout=%g in %s drops inputs of adapters: peft has no dropout_position='post'.",
+            method.dropout,
+            ADAPTER_CONFIG,
+        )
     if mixers := sorted(name for name in targets if name.endswith(".mixer.out_proj")):
         _log.warning(
             "peft loads no adapter of a Mamba mixer's out_proj (%s), because transformers' kernels use its weight without "

@@ -305,8 +305,8 @@ class GPTConfig(TransformerConfig):
         if self.vocab_size is None:
             if tokenizer is None:
                 raise ConfigError(
-                    "model.config.vocab_size is not set, and no tokenizer defines it. Set model.config.vocab_size, or give the "
-                    "data module a tokenizer."
+                    "No tokenizer defines the vocabulary, and model.config.vocab_size is not set. Set data.tokenizer to the "
+                    "model's tokenizer, or model.config.vocab_size for data of token ids."
                 )
             return get_vocab_size(self, tokenizer.vocab_size, self.make_vocab_size_divisible_by)
         if tokenizer is not None and tokenizer.vocab_size > self.vocab_size:

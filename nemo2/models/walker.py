@@ -44,14 +44,15 @@ def shape_of(config: Any, vocab_size: Optional[int] = None) -> ModelShape:
 
 
 def linear_layers(config: Any) -> Optional[dict[str, tuple[int, int]]]:
-    """The outputs and inputs, over all ranks, of every linear layer of the model, by full name. None: ``config``
-    isn't a transformer's."""
+    """The outputs and inputs, over all ranks, of every linear layer of the model, by full name. Routers are none: they have
+    a class of their own. None: ``config`` isn't a transformer's."""
     from megatron.core.transformer.transformer_config import TransformerConfig
 
     if not isinstance(config, TransformerConfig):
         return None
     shape = shape_of(config)
-    layers = {name: (linear.outputs, linear.inputs) for name, linear in shape.linears()}
+    linears = ((name, linear) for name, linear in shape.linears() if not name.endswith(".router"))
+    layers = {name: (linear.outputs, linear.inputs) for name, linear in linears}
     return layers if shape.tied else {**layers, "output_layer": (shape.vocab or shape.hidden, shape.hidden)}
 
 

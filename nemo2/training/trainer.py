@@ -95,7 +95,8 @@ class Trainer(pl.Trainer):
         barebones: Turn off all features that slow the loop, to measure Lightning's own time.
         plugins: A precision, cluster or checkpoint plugin, such as `MegatronMixedPrecision`, or a list of plugins.
             None: no plugins.
-        sync_batchnorm: Synchronize batch norms over ranks. Only with Lightning's strategies.
+        sync_batchnorm: Synchronize batch norms over ranks. Under nemo2's strategies the model must do it itself: one with other
+            batch norms is refused when training begins.
         reload_dataloaders_every_n_epochs: Epochs after which the data module makes new loaders. 0: never.
         default_root_dir: The folder for files without another folder. None: the working directory.
         enable_autolog_hparams: Log the arguments that modules saved with ``save_hyperparameters``.

@@ -117,6 +117,7 @@ def test_arguments_that_cannot_be_are_refused(callback, arguments, words):
         ("decoder.layers.0.mlp.linear_fc1.adapter", True),
         ("rotary_pos_emb", True),
         ("decoder.layers.2.mlp", False),
+        ("decoder.layers.0.mlp.linear_fc1.act", False),
         ("model.layers.0.mlp", False),
     ],
 )

@@ -99,6 +99,8 @@ def watch_two_ranks() -> dict[str, Any]:
             freezer = LayerFreezer({FIRST: 2, "embedding.word_embeddings": [1, 1]})
             fit([freezer, watch], model=model, max_steps=4, precision=precision, **layout)
             found["freezer", name, precision] = watch.seen
+    eager = {"use_torch": True, "torch_kwargs": {"backend": "eager"}}
+    fit([JitTransform(JitConfig("embedding", **eager))], max_steps=1, pipeline_model_parallel_size=2)
     static = fit([LayerFreezer([FIRST])], max_steps=4)
     found["frozen for ever"] = static["losses"], static["grad_norms"]
     with pytest.raises(ConfigError) as caught:

@@ -15,6 +15,7 @@ from torch.distributed.tensor import DTensor
 from nemo2.base import ranks
 from nemo2.base.errors import ConfigError
 from nemo2.base.names import did_you_mean
+from nemo2.mcore.parallel.norm_names import module_of_key
 from nemo2.mcore.parallel.transform import full_parameter_names
 
 
@@ -37,8 +38,11 @@ def named_parameters(trainer: Any) -> Iterator[tuple[str, nn.Parameter]]:
 
 
 def belongs_to(name: str, module: str) -> bool:
-    """Whether a parameter's full name is that of ``module`` or below it. Both may begin with ``module.``."""
+    """Whether a parameter's full name is that of ``module`` or below it. Both may begin with ``module.``. The norm that
+    Transformer Engine fuses with a linear layer has the name of the norm in plain layers, and isn't below the linear layer."""
     name, module = name.removeprefix("module."), module.removeprefix("module.")
+    if name != module and "layer_norm_" in name:
+        name = module_of_key(name)
     return name == module or name.startswith(f"{module}.")
 
 

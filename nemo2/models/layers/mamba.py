@@ -132,6 +132,7 @@ class TorchMambaMixer(RecurrentMixer):
         self.norm = GroupedRMSNorm(self.inner, group_size=self.inner // self.groups, device=device, dtype=dtype)
         for parameter in (*self.conv1d.parameters(), *self.norm.parameters(), self.dt_bias, self.A_log, self.D):
             setattr(parameter, "tensor_model_parallel", True)  # noqa: B010  # pyright knows no such attribute
+        self.in_proj.weight.partition_sizes = list(self.sections()["in_proj.weight"].values())
 
     def mix(
         self, projected: Tensor, inputs: Optional[Tensor], state: Optional[Tensor], *, keep_state: bool

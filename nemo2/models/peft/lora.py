@@ -3,6 +3,7 @@
 
 import copy
 import math
+import numbers
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Literal, Optional
 
@@ -77,13 +78,15 @@ class LoRA(PEFT):
     ) -> None:
         self.named = target_modules is not None
         """Whether the user named the targets, in which case each target must exist."""
-        self.target_modules = list(self.default_targets if target_modules is None else target_modules)
-        self.exclude_modules = list(exclude_modules or [])
+        self.target_modules = _names(
+            "target_modules", self.default_targets if target_modules is None else target_modules
+        )
+        self.exclude_modules = _names("exclude_modules", exclude_modules)
         self.dim, self.alpha, self.dropout = dim, alpha, dropout
         self.dropout_position: Literal["pre", "post"] = dropout_position
         self.lora_A_init_method, self.lora_B_init_method = lora_A_init_method, lora_B_init_method
         self.lora_dtype = lora_dtype
-        self.modules_to_save = list(modules_to_save or [])
+        self.modules_to_save = _names("modules_to_save", modules_to_save)
         self.refuse_out_of_range()
 
     def refuse_out_of_range(self) -> None:
@@ -92,12 +95,12 @@ class LoRA(PEFT):
             raise ConfigError(
                 f"peft.dim={self.dim!r}: the rank of {type(self).__name__}'s adapters must be a whole number, at least 1."
             )
-        if not 0 < self.alpha < math.inf:
+        if not (_is_number(self.alpha) and 0 < self.alpha < math.inf):
             raise ConfigError(
                 f"peft.alpha={self.alpha!r}: the adapters' output is scaled by alpha / dim, so alpha must be a finite number "
                 "above 0."
             )
-        if not 0 <= self.dropout < 1:
+        if not (_is_number(self.dropout) and 0 <= self.dropout < 1):
             raise ConfigError(f"peft.dropout={self.dropout!r} must be a probability from 0 (no dropout) to below 1.")
         if self.dropout_position not in ("pre", "post"):
             raise ConfigError(f"peft.dropout_position={self.dropout_position!r}: must be 'pre' or 'post'.")
@@ -165,9 +168,14 @@ class LoRA(PEFT):
         names = self.targets_among(linear_layers)
         refuse_unmet(self.target_modules, names, each=self.named)
         refuse_unmet(self.exclude_modules, {*names, *linear_layers}, each=True, field="exclude_modules")
-        for name, (outputs, inputs) in linear_layers.items():
-            if not self.num_first_factors(name):
-                continue
+        targets = [name for name in linear_layers if self.num_first_factors(name)]
+        if not targets and not self.modules_to_save:
+            raise ConfigError(
+                f"peft.exclude_modules={self.exclude_modules} excludes every layer of peft.target_modules, so nothing would be "
+                "trained. Exclude fewer layers, or name modules in peft.modules_to_save."
+            )
+        for name in targets:
+            outputs, inputs = linear_layers[name]
             if self.trains_whole(name):
                 raise ConfigError(
                     f"peft.modules_to_save trains {name} in full, and peft.target_modules gives it an adapter. Keep one of them: "
@@ -283,3 +291,13 @@ def owner_of(parameter: Any, full: str) -> str:
 def is_meant(module: nn.Module, pattern: str) -> bool:
     """Whether a matching module gets an adapter. A pattern with wildcards applies only to linear layers."""
     return not any(sign in pattern for sign in "*?") or placement_of(module) is not None
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, numbers.Real) and not isinstance(value, bool)
+
+
+def _names(field: str, names: Optional[Sequence[str]]) -> list[str]:
+    if isinstance(names, str) or not all(isinstance(name, str) for name in names or ()):
+        raise ConfigError(f"peft.{field}={names!r}: must be a list of names, such as ['linear_proj'], or None.")
+    return list(names or ())

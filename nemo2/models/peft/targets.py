@@ -2,8 +2,9 @@
 """Selects, by name, the modules that a PEFT method applies to.
 
 A pattern is a module's own name (``linear_qkv``), or its full name with wildcards and ranges of layers:
-``*.layers.0.*.linear_qkv``, ``*.layers.0-15.*.linear_fc?``, ``decoder.layers.{0,4,8}.mlp.linear_fc1``. Layers and
-experts are numbered over the whole model, from 0.
+``*.layers.0.*.linear_qkv``, ``*.layers.0-15.*.linear_fc?``, ``decoder.layers.{0,4,8}.mlp.linear_fc1``. Layers are
+numbered over the whole model, from 0. A pattern takes all experts of a layer or none, with or without their part of the name
+(``*.experts.linear_fc1``, ``*.local_experts.*.linear_fc1``).
 """
 
 import functools
@@ -17,6 +18,7 @@ from nemo2.base.names import did_you_mean
 
 _RANGE = re.compile(r"(?<=\.)(\d+)-(\d+)(?=\.|$)")
 _EXPERT = re.compile(r"(?<=\.)local_experts\.\d+\.")
+_OF_EXPERTS = re.compile(r"(\.experts)\.([^.]+)$")
 _CHOICE = re.compile(r"\\\{([^{}]*)\\\}")
 
 
@@ -46,9 +48,9 @@ def takes(pattern: str, full_name: str) -> bool:
     """Whether a pattern matches a module's full name."""
     if pattern == full_name.rpartition(".")[2]:
         return True
-    compiled = _compiled(pattern)
-    # If one module holds all experts of a rank, the experts have no numbers.
-    return any(compiled.fullmatch(name) for name in (full_name, _EXPERT.sub("", full_name)))
+    # Checkpoints stack the experts of a layer, so all of them have adapters or none. Only a wildcard meets their numbers.
+    name = _EXPERT.sub("", full_name)
+    return any(_compiled(pattern).fullmatch(one) for one in (name, _OF_EXPERTS.sub(r"\1.local_experts.#.\2", name)))
 
 
 def takes_all_of(pattern: str, full_name: str) -> bool:

@@ -14,7 +14,7 @@ from nemo2.preflight.checks.facts import Facts, trains
 from nemo2.preflight.checks.tokenizers import tokenizer_of
 from nemo2.training.run_dir.directory import CHECKPOINTS, DEFAULT_BASE, furthest_run, requested_version
 
-_SIZES = ("hidden_size", "ffn_hidden_size", "num_attention_heads", "kv_channels")
+_SIZES = ("hidden_size", "ffn_hidden_size", "num_attention_heads", "kv_channels", "dim")
 """Fields that decide the shape of a weight in every family, whatever the strictness of loading."""
 
 
@@ -73,11 +73,11 @@ def weights_alone(recipe: Any) -> Iterator[str]:
 def weights_of_another_shape(facts: Facts, field: str, path: str) -> Iterator[str]:
     """A message if a checkpoint to start from describes a model whose weights have other shapes. A warning if they were
     trained with other settings."""
-    checkpoint = checkpoint_at(path)
+    checkpoint, method = checkpoint_at(path), facts.parts.get("peft")
     changes = [
         change
-        for change in unfit_changes(checkpoint, model_config=facts.config, tokenizer=None)
-        if change.field.removeprefix("config.") in _SIZES and None not in (change.before, change.now)
+        for change in unfit_changes(checkpoint, model_config=facts.config, tokenizer=None, method=method)
+        if change.field.rpartition(".")[2] in _SIZES and None not in (change.before, change.now)
     ]
     if changes:
         yield (
@@ -85,7 +85,7 @@ def weights_of_another_shape(facts: Facts, field: str, path: str) -> Iterator[st
             "of this model, or the sizes of the weights."
         )
     else:
-        warn_if_trained_otherwise(checkpoint, facts.config, name=path)
+        warn_if_trained_otherwise(checkpoint, facts.config, name=path, method=method)
 
 
 def changes_that_do_not_fit(facts: Facts) -> Iterator[str]:
@@ -99,6 +99,8 @@ def changes_that_do_not_fit(facts: Facts) -> Iterator[str]:
     checkpoint = checkpoint_at(str(named)) if named else directory and newest_to_resume(directory)
     if not checkpoint:
         return
-    changes = unfit_changes(checkpoint, model_config=facts.config, tokenizer=tokenizer_of(facts))
+    changes = unfit_changes(
+        checkpoint, model_config=facts.config, tokenizer=tokenizer_of(facts), method=facts.parts.get("peft")
+    )
     if changes:
         yield unfit_message(checkpoint, changes)

@@ -31,7 +31,7 @@ from lightning.pytorch.strategies.ddp import DDPStrategy
 from lightning.pytorch.trainer import call
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.types import LRSchedulerConfig
-from torch import Tensor
+from torch import Tensor, nn
 from torch._C._distributed_c10d import HashStore
 
 from nemo2.base import ranks
@@ -406,6 +406,7 @@ class BaseStrategy(DDPStrategy):
             ConfigError: only a part of the model is to be saved, and the source of the other parameters is unknown.
         """
         super().on_train_start()
+        refuse_batch_norms(self.trainer, self.megatron_parallel.unwrapped if self.megatron_parallel else ())
         for config in self.lr_scheduler_configs:
             set_last_rates(config.scheduler)
         part = self.form.part
@@ -834,7 +835,8 @@ class BaseStrategy(DDPStrategy):
         kept = {key: value for key, value in loaded.items() if key in ("model", "optimizer")}
         self.load_model_state_dict(kept, strict=True)
         _log.info("Started from the weights of %s.", path)
-        warn_if_trained_otherwise(path, getattr(self.lightning_module, "config", None), name=path)
+        config, method = (getattr(self.lightning_module, name, None) for name in ("config", "model_transform"))
+        warn_if_trained_otherwise(path, config, name=path, method=method)
 
     def start_from_released(self, path: str) -> None:
         """Fill the model with released weights. Each rank reads its part, and every rank must call it.
@@ -884,8 +886,7 @@ class BaseStrategy(DDPStrategy):
 
 
 def requests_of_lightning(trainer: Any) -> Iterator[str]:
-    """A message for each part of Megatron-Core's step that Lightning is asked to do: clipping and accumulating gradients, and
-    synchronizing batch norms.
+    """A message for each part of Megatron-Core's step that Lightning is asked to do: clipping and accumulating gradients.
 
     Args:
         trainer: The trainer, or its node in a recipe.
@@ -906,11 +907,6 @@ def requests_of_lightning(trainer: Any) -> Iterator[str]:
             f"trainer.accumulate_grad_batches={batches}: every step already accumulates the gradients of its micro-batches. "
             "Raise data.global_batch_size instead, and leave trainer.accumulate_grad_batches=1."
         )
-    if getattr(trainer, "sync_batchnorm", False) or getattr(getattr(trainer, "strategy", None), "_layer_sync", None):
-        yield (
-            "trainer.sync_batchnorm=True: this strategy does not replace the batch norms of a model. Replace them in the model "
-            "(torch.nn.SyncBatchNorm.convert_sync_batchnorm), and leave trainer.sync_batchnorm unset."
-        )
     for callback in callbacks_of(trainer):
         if isinstance(callback, GradientAccumulationScheduler) and {*callback.scheduling.values()} != {1}:
             yield (
@@ -927,6 +923,24 @@ def refuse_requests_of_lightning(trainer: pl.Trainer) -> None:
     """
     if problems := [*requests_of_lightning(trainer)]:
         raise ConfigError("\n".join(problems))
+
+
+def refuse_batch_norms(trainer: pl.Trainer, chunks: Iterable[nn.Module]) -> None:
+    """Reject ``sync_batchnorm`` if the model has batch norms, which this strategy doesn't replace. The models of nemo2 have
+    none, and scripts set it all the same.
+
+    Raises:
+        ConfigError: there is one.
+    """
+    modules = (module for chunk in chunks for module in chunk.modules())
+    kind, synchronized = nn.modules.batchnorm._BatchNorm, nn.SyncBatchNorm
+    if getattr(trainer.strategy, "_layer_sync", None) and any(
+        isinstance(module, kind) and not isinstance(module, synchronized) for module in modules
+    ):
+        raise ConfigError(
+            "trainer.sync_batchnorm=True: this strategy does not replace the batch norms of a model. Replace them in the model "
+            "(torch.nn.SyncBatchNorm.convert_sync_batchnorm), and leave trainer.sync_batchnorm unset."
+        )
 
 
 def refuse_model_averaging(trainer: pl.Trainer) -> None:

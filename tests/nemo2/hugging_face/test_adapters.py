@@ -162,3 +162,12 @@ def test_adapters_that_peft_does_not_load_into_mixers_are_told(caplog):
         except ValueError:
             loads = False
         assert ("out_proj" not in caplog.text) == loads == (leaf == "in_proj")
+
+
+@pytest.mark.parametrize(("position", "told"), [("pre", False), ("post", True)])
+def test_dropout_that_peft_puts_elsewhere_is_told(caplog, position, told):
+    from nemo2.hugging_face.adapters import _adapter_config
+    from nemo2.models.peft import LoRA
+
+    described = _adapter_config({}, [], LoRA(dim=2, dropout=0.1, dropout_position=position), "")
+    assert described["lora_dropout"] == 0.1 and ("dropout_position='post'" in caplog.text) is told

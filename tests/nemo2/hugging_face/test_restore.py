@@ -84,7 +84,7 @@ def test_settings_with_which_the_weights_were_not_trained_are_told(
     config = load_context(ours, "model").config
     setattr(config, field, value)
     open_released(source, config)
-    facts: Any = types.SimpleNamespace(config=config)
+    facts: Any = types.SimpleNamespace(config=config, parts={})
     assert not list(weights_of_another_shape(facts, "resume.restore_config.path", str(ours)))
     messages = [
         record.getMessage() for record in caplog.records if "were trained with other values" in record.getMessage()

@@ -100,7 +100,10 @@ def test_the_vocabulary_is_padded_unless_it_is_given(settings: dict[str, Any], t
 @pytest.mark.parametrize(
     ("call", "words"),
     [
-        (lambda: GPTConfig(**TINY).padded_vocab_size(None), "vocab_size is not set, and no tokenizer defines it"),
+        (
+            lambda: GPTConfig(**TINY).padded_vocab_size(None),
+            "No tokenizer defines the vocabulary, and model.config.vocab_size is not set",
+        ),
         (
             lambda: GPTConfig(**TINY, vocab_size=90).padded_vocab_size(SimpleNamespace(vocab_size=100)),
             "vocab_size=90 is smaller than the tokenizer's 100",

@@ -106,10 +106,13 @@ def _log_directory(facts: Facts) -> Iterator[str]:
         "log.explicit_log_dir": explicit,
         "log.log_dir": None if explicit or log is None else getattr(log, "log_dir", None) or DEFAULT_BASE,
         "log.ckpt.dirpath": facts.at("log.ckpt.dirpath"),
-        "data.index_mapping_dir": getattr(data, "index_mapping_dir", None),
-        "data.dataset_kwargs.index_mapping_dir": getattr(getattr(data, "settings", None), "index_mapping_dir", None),
     }
     packs = getattr(data, "packed_sequence_specs", None) if facts.packed else None
+    settings = getattr(data, "settings", None)
+    field = "data.index_mapping_dir" if settings is None else "data.dataset_kwargs.index_mapping_dir"
+    directories[field] = getattr(data if settings is None else settings, "index_mapping_dir", None)
+    if not (directories[field] or getattr(data, "streaming", False) or getattr(packs, "packed_train_data_path", None)):
+        directories[field] = getattr(data, "cache_root", None)
     for name in ("packed_train_data_path", "packed_val_data_path"):
         directories[f"data.packed_sequence_specs.{name}"] = getattr(packs, name, None)
     problems = [

@@ -148,10 +148,10 @@ def _sharded() -> None:
 @OPTIMIZER.rule("steps-are-megatron-cores")
 def _steps(facts: Facts) -> Iterator[str]:
     """Gradients must be clipped by `optim.config.clip_grad` and accumulated over the micro-batches of
-    `data.global_batch_size`, not by Lightning. A model must synchronize its batch norms itself (`sync_batchnorm`).
+    `data.global_batch_size`, not by Lightning.
 
-    Otherwise: The strategy raises an error on every rank, because Lightning would clip only the shards of one rank, count
-    one batch several times, and leave batch norms as they are.
+    Otherwise: The strategy raises an error on every rank, because Lightning would clip only the shards of one rank, and count
+    one batch several times.
     """
     from nemo2.training.strategies.base import requests_of_lightning
 

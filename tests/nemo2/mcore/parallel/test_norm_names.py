@@ -125,3 +125,19 @@ def test_checkpoints_with_the_names_of_plain_layers_are_still_read(run_on_ranks:
     assert "module.decoder.layers.mlp.linear_fc1.layer_norm_weight" in found["names"]
     assert "module.decoder.layers.pre_mlp_layernorm.weight" not in found["names"]
     assert found["losses"] == found["expected"]
+
+
+@pytest.mark.parametrize(
+    ("module", "belongs"),
+    [
+        ("decoder.layers.0.input_layernorm", True),
+        ("decoder.layers.0", True),
+        ("decoder.layers.0.self_attention", False),
+    ],
+)
+def test_a_norm_that_is_fused_with_a_linear_layer_belongs_to_the_norm_of_plain_layers(
+    module: str, belongs: bool
+) -> None:
+    from nemo2.mcore.parallel.inspection import belongs_to
+
+    assert belongs_to("decoder.layers.0.self_attention.linear_qkv.layer_norm_weight", module) is belongs

@@ -75,6 +75,7 @@ def two_ranks(directory: str) -> dict[str, list[float]]:
     saved, sharded = f"{directory}/broken/saved-step=2", "FSDP2Strategy"
     return {
         "resumed": trained(directory, STEPS, resume=saved, tensor_model_parallel_size=2),
+        "in parts, from a checkpoint": trained(directory, BREAK, tensor_model_parallel_size=2),
         "sharded, resumed": trained(directory, STEPS, resume=saved, kind=sharded),
         "sharded, from a checkpoint": trained(directory, BREAK, kind=sharded),
         "sharded, from a release": trained(directory, BREAK, base="hf://{}/release", kind=sharded),

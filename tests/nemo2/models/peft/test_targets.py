@@ -6,6 +6,8 @@ import pytest
 from nemo2.base.errors import ConfigError
 from nemo2.models.peft import CanonicalLoRA, DoRA, LoRA, ModuleMatcher
 from nemo2.models.peft.targets import takes
+from nemo2.models.walker import linear_layers
+from support import small_runs
 
 QKV = "decoder.layers.12.self_attention.linear_qkv"
 EXPERT = "decoder.layers.3.mlp.experts.local_experts.7.linear_fc1"
@@ -31,7 +33,11 @@ LAYERS = {
         ("decoder.layers.{4,1}.*", QKV, False),
         ("*.layers.12.*.linear_qk?", QKV, True),
         ("*.experts.linear_fc1", EXPERT, True),
-        ("*.local_experts.7.linear_fc1", EXPERT, True),
+        ("*.local_experts.*.linear_fc1", EXPERT, True),
+        ("*.experts.*.linear_fc1", EXPERT, True),
+        ("*.local_experts.*", EXPERT, True),
+        ("*.local_experts.7.linear_fc1", EXPERT, False),
+        ("*7*linear_fc1", EXPERT, False),
         ("*.local_experts.0-3.*", EXPERT, False),
         ("*.layers.[12].*", QKV, False),
     ],
@@ -53,7 +59,7 @@ def test_what_is_excluded_is_left_out_and_no_targets_mean_all():
         (["*.linear_?"], [], 3),
         ([], [], 3),
         (["linear_q", "linear_k"], ["linear_k"], 1),
-        (["linear_q"], ["linear_qkv"], 0),
+        (["linear_q", "linear_fc2"], ["linear_qkv"], 0),
     ],
 )
 def test_patterns_of_parts(targets, excluded, parts):
@@ -71,6 +77,29 @@ def test_an_unknown_target_is_refused_with_the_names_that_exist(kind):
     kind().refuse_unknown_targets(LAYERS)  # of the usual targets those that are there
     with pytest.raises(ConfigError, match="no linear layer of this model"):
         kind().refuse_unknown_targets({"decoder.layers.0.mixer.in_proj": (128, 64)})
+
+
+@pytest.mark.parametrize("kind", [LoRA, CanonicalLoRA])
+def test_targets_that_are_all_excluded_are_refused_unless_modules_are_trained_in_full(kind):
+    with pytest.raises(ConfigError, match="peft.exclude_modules=.* so nothing would be trained"):
+        kind(target_modules=["linear_fc2"], exclude_modules=["linear_fc2"]).refuse_unknown_targets(LAYERS)
+    kind(exclude_modules=["*"], modules_to_save=["output_layer"]).refuse_unknown_targets(LAYERS)
+
+
+def test_a_pattern_of_all_experts_is_met_and_one_of_some_is_refused_before_checkpoints_lack_the_others():
+    layers = linear_layers(small_runs.build_llama(num_moe_experts=2).config) or {}
+    method = LoRA(target_modules=["*.local_experts.*.linear_fc1"])
+    method.refuse_unknown_targets(layers)
+    assert method.is_beside_experts(layers)
+    with pytest.raises(ConfigError, match="matches no linear layer"):
+        LoRA(exclude_modules=["*.local_experts.0.linear_fc1"]).refuse_unknown_targets(layers)
+
+
+def test_routers_are_no_linear_layers():
+    layers = linear_layers(small_runs.build_llama(num_moe_experts=2).config) or {}
+    assert any(".mlp.experts." in name for name in layers)
+    with pytest.raises(ConfigError, match="'router' matches no linear layer"):
+        LoRA(target_modules=["router"]).refuse_unknown_targets(layers)
 
 
 @pytest.mark.parametrize("kind", [LoRA, DoRA, CanonicalLoRA])
@@ -99,6 +128,10 @@ def test_canonical_lora_names_parts():
         ({"dim": 0}, "peft.dim=0"),
         ({"alpha": 0}, "peft.alpha=0"),
         ({"alpha": float("nan")}, "peft.alpha=nan"),
+        ({"alpha": True}, "peft.alpha=True"),
+        ({"dropout": "0.1"}, "peft.dropout='0.1'"),
+        ({"target_modules": "linear_qkv"}, "peft.target_modules='linear_qkv': must be a list"),
+        ({"modules_to_save": [None]}, "peft.modules_to_save="),
         ({"dropout": 1.0}, "peft.dropout=1.0"),
         ({"dropout_position": "before"}, "'pre' or 'post'"),
         ({"lora_A_init_method": "zero"}, "would stay zero"),

@@ -53,6 +53,7 @@ def truncate(name: str, size: int) -> Callable[[Path], Any]:
         (lambda root: None, {}, None),
         (lambda root: (root / "corpus.bin").unlink(), {}, "data-is-there"),
         (lambda root: (root / "corpus.idx").unlink(), {}, "data-is-there"),
+        (lambda root: (root / "index_cache").write_text("no folder"), {}, "log-directory-is-writable"),
         (truncate("corpus.idx", 40), {}, "data-is-there"),
         (truncate("corpus.bin", 100), {}, "data-is-there"),
         (lambda root: None, {"tokenizer": Config(NullTokenizer, vocab_size=50)}, "data-is-there"),
@@ -154,6 +155,15 @@ def test_folders_of_samples_are_writable(tmp_path: Path, field: str) -> None:
         dataset_kwargs=None if field.startswith("packed") else folder,
         **{**SIZES, "micro_batch_size": 1},
     )
+    assert "log-directory-is-writable" in rules_of(recipe)
+
+
+def test_the_folder_of_samples_beside_the_data_is_writable(tmp_path: Path) -> None:
+    write_lines(tmp_path / "training.jsonl", [PAIR] * 200)
+    recipe: Any = recipes.get("llama_tiny").finetune_recipe(dir=str(tmp_path / "runs"))
+    recipe.data = Config(FineTuningDataModule, str(tmp_path), tokenizer=Config(ByteTokenizer), **SIZES)
+    assert "log-directory-is-writable" not in rules_of(recipe)
+    (tmp_path / "index_cache").write_text("no folder")
     assert "log-directory-is-writable" in rules_of(recipe)
 
 

@@ -6,6 +6,7 @@ import inspect
 import io
 import logging
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import lightning.pytorch as pl
@@ -14,6 +15,7 @@ import torch
 from lightning.fabric.plugins.environments import TorchElasticEnvironment
 from megatron.core import parallel_state
 from megatron.core.dist_checkpointing.strategies.torch import TorchDistSaveShardedStrategy
+from torch import nn
 from torch.utils.data import DataLoader
 
 import nemo2 as nl
@@ -549,3 +551,14 @@ def test_arguments_of_the_checkpoint_io_reach_it() -> None:
     strategy: Any = nl.MegatronStrategy(ckpt_load_directly_on_device=False, ckpt_parallel_load=False)
     made: MegatronCheckpointIO = strategy.checkpoint_io
     assert not made.load_directly_on_device and not made.parallel_load and made.async_save
+
+
+@pytest.mark.parametrize(
+    ("layer", "refused"), [(nn.Linear(2, 2), False), (nn.SyncBatchNorm(2), False), (nn.BatchNorm1d(2), True)]
+)
+def test_batch_norms_that_nobody_synchronizes_are_refused_under_sync_batchnorm(layer: nn.Module, refused: bool) -> None:
+    from nemo2.training.strategies.base import refuse_batch_norms
+
+    trainer: Any = SimpleNamespace(strategy=SimpleNamespace(_layer_sync=object()))
+    with pytest.raises(ConfigError, match="sync_batchnorm=True") if refused else contextlib.nullcontext():
+        refuse_batch_norms(trainer, [nn.Sequential(layer)])
