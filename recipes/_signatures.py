@@ -195,11 +195,12 @@ class HybridFinetune(FinetuneRecipe):
         performance_mode: bool = False,
         peft_scheme: Optional[str] = "none",
         fn: Optional[Callable[..., Any]] = None,
+        packed_sequence: bool = False,
     ) -> "_typed.Finetuning[Any, Any]":
         """`HybridRecipe.pretrain_recipe` on SQuAD, from the weights of ``resume_path`` (None: the release's).
 
         Args:
-            peft_scheme: As in `FinetuneRecipe.finetune_recipe`.
+            peft_scheme, packed_sequence: As in `FinetuneRecipe.finetune_recipe`.
             tensor_model_parallel_size, pipeline_model_parallel_size: Second names of ``tensor_parallelism`` and
                 ``pipeline_parallelism``.
 
@@ -211,13 +212,14 @@ class HybridFinetune(FinetuneRecipe):
         """
         arguments = arguments_of(locals())
         from nemo2.config import Config, Partial
+        from nemo2.data.finetuning.packing import PackedSequenceSpecs
         from nemo2.data.finetuning.published import SquadDataModule
         from nemo2.llm.api import finetune
         from nemo2.recipes.finetune_default import nemo_resume
         from nemo2.recipes.optim.adam import distributed_fused_adam_with_cosine_annealing
 
         scheme = known_scheme(arguments.pop("peft_scheme"), self.schemes)
-        del arguments["resume_path"], arguments["fn"]
+        del arguments["resume_path"], arguments["fn"], arguments["packed_sequence"]
         for first, second in _SECOND_NAMES.items():
             value = arguments.pop(second)
             if value is AS_STATED:
@@ -231,7 +233,12 @@ class HybridFinetune(FinetuneRecipe):
         model: Any = self.model()
         if tokenizer_model is not None or vocab_file is not None:
             model.tokenizer = self.of.tokenizer(tokenizer_model, vocab_file)
-        sizes = {name: getattr(parts.data, name) for name in ("seq_length", "global_batch_size", "micro_batch_size")}
+        sizes: Any = {
+            name: getattr(parts.data, name) for name in ("seq_length", "global_batch_size", "micro_batch_size")
+        }
+        if packed_sequence:  # a packed row is a micro-batch
+            specs = Config(PackedSequenceSpecs, packed_sequence_size=sizes["seq_length"])
+            sizes.update(micro_batch_size=1, packed_sequence_specs=specs)
         recipe: Any = Partial(
             fn or finetune,
             model=model,

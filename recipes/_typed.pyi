@@ -1772,11 +1772,12 @@ class HybridAndFinetune(_Module, typing.Generic[_Model, _Data, _FinetuningData])
         performance_mode: bool = False,
         peft_scheme: str | None = "none",
         fn: collections.abc.Callable[..., typing.Any] | None = None,
+        packed_sequence: bool = False,
     ) -> Finetuning[_Model, _FinetuningData]:
         """`HybridRecipe.pretrain_recipe` on SQuAD, from the weights of ``resume_path`` (None: the release's).
 
         Args:
-            peft_scheme: As in `FinetuneRecipe.finetune_recipe`.
+            peft_scheme, packed_sequence: As in `FinetuneRecipe.finetune_recipe`.
             tensor_model_parallel_size, pipeline_model_parallel_size: Second names of ``tensor_parallelism`` and
                 ``pipeline_parallelism``.
 

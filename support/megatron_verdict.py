@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Optional
 
+from nemo2.base.errors import message_of
 from nemo2.mcore.parallel.layout import SIZE_FIELDS
 from support.ranks import simulated_rank
 
@@ -48,7 +49,7 @@ def verdict(recipe: Any) -> Optional[str]:
             _build(recipe, machine)
             return None
         except Exception as error:
-            refusal = refusal or f"{type(error).__name__}: {str(error).partition('Fiddle context')[0].strip()}"
+            refusal = refusal or f"{type(error).__name__}: {message_of(error).strip()}"
     return refusal
 
 

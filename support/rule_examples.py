@@ -81,6 +81,8 @@ EXAMPLES: tuple[Example, ...] = (
         "strategy.ddp.overlap_param_gather=False->",
     ),
     example("something-to-shard", f"strategy.fsdp=megatron {PP}=1 {EP}=8->4", recipe="deepseek_v2_lite"),
+    example("torch-shards-what-is-requested", f"trainer.strategy=FSDP2Strategy {FP8}->None"),
+    example("torch-shards-what-is-requested", "trainer.strategy=FSDP2Strategy(tensor_parallel_size=2)->FSDP2Strategy"),
     # The model
     example("model-numbers-are-in-range", "model.config.num_layers=0->1 model.config.layernorm_epsilon=-1->0"),
     example("model-numbers-are-in-range", "model.config.normalization=RMSnorm->RMSNorm"),

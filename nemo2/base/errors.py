@@ -22,6 +22,11 @@ class Nemo2Error(Exception):
     """Base class of nemo2's errors, whose messages are complete without a traceback."""
 
 
+def message_of(error: BaseException) -> str:
+    """An error's message without the paragraph that fiddle appends to what a configured class raises."""
+    return str(error).partition("\n\nFiddle context:")[0]
+
+
 class ConfigError(Nemo2Error, ValueError):
     """The user's configuration breaks a rule. Raised before any work starts.
 

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Optional
 import typer
 
 from nemo2.base.advice import for_the_command_line
-from nemo2.base.errors import EXIT_PREEMPTED, Nemo2Error, RuntimeFault
+from nemo2.base.errors import EXIT_PREEMPTED, Nemo2Error, RuntimeFault, message_of
 from nemo2.base.names import visible
 from nemo2.base.noise import VERBOSE_VARIABLE
 from nemo2.cli.adapter import add_verbs
@@ -227,5 +227,5 @@ def _report(error: Nemo2Error, *, debug: bool, code: int) -> int:
         details = getattr(error, "details", "")
         if details:
             print(f"\nfrom the rank:\n{details}", file=sys.stderr)
-    print(f"error: {visible(redact_text(str(error)))}", file=sys.stderr)
+    print(f"error: {visible(redact_text(message_of(error)))}", file=sys.stderr)
     return code

@@ -283,8 +283,9 @@ def _texts_of_records(file: Path, text_key: str, bad: BadInput) -> Iterator[tupl
         text = record.get(text_key)
         if not isinstance(text, str):
             keys = ", ".join(sorted(record)[:8])
+            name = advice("--text-key", "text_key")
             bad.report(
-                where, f"no text under the key {text_key!r}; its keys are: {keys or 'none'}. Name one with text_key"
+                where, f"no text under the key {text_key!r}; its keys are: {keys or 'none'}. Name one with {name}"
             )
         elif (reason := surrogate_in(text)) is not None:
             bad.report(where, reason)

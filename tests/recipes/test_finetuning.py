@@ -61,6 +61,7 @@ def test_the_scheme_decides_the_machines_unless_they_are_named():
         ("qwen3_8b", {}, 2048, 8),
         ("gemma_7b", {"seq_length": 1024}, 1024, 8),
         ("llama31_405b", {}, 2048, 6),
+        ("nemotronh_8b", {}, 8192, 768),
     ],
 )
 def test_packed_rows_are_as_long_as_sequences(name, arguments, length, batch):

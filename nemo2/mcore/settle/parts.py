@@ -17,7 +17,7 @@ import fiddle as fdl
 
 from nemo2.base.backend.extras import has
 from nemo2.base.backend.te_version import megatron_finds
-from nemo2.base.errors import ConfigError
+from nemo2.base.errors import ConfigError, message_of
 from nemo2.config.factories import missing_arguments
 from nemo2.config.tree import Config
 from nemo2.config.walk import class_of, node_at
@@ -61,7 +61,7 @@ def refusals_of(error: Exception, rule: str, path: str = "") -> list[Refusal]:
     """The refusals in an error, under the error's own rule or else under ``rule``. A `ConfigError` has a paragraph
     for each."""
     cause = error.args[0] if error.args and isinstance(error.args[0], BaseException) else error  # fiddle wraps it
-    text = str(cause).partition("\n\nFiddle context:")[0].strip() or type(cause).__name__
+    text = message_of(cause).strip() or type(cause).__name__
     paragraphs = text.splitlines() if isinstance(cause, ConfigError) else [text]
     rules = getattr(cause, "rules", None) or [getattr(cause, "rule", None) or rule] * len(paragraphs)
     return [

@@ -16,6 +16,7 @@ import fiddle as fdl
 
 import nemo2
 from nemo2.base.counts import is_count
+from nemo2.base.errors import message_of
 from nemo2.base.names import sentence
 from nemo2.config.aliases import decided_elsewhere, parameter_names
 from nemo2.config.derivations import Setting
@@ -35,7 +36,7 @@ _PATHS = ("model.config", "strategy", "trainer.plugins", "optim.config", "strate
 def refused(facts: Facts) -> list[str]:
     """What the installed Megatron-Core refuses of the recipe in its layout, in its own words."""
     causes = (refusal.cause for refusal in facts.settled.refusals if refusal.rule == AGREES)
-    words = (str((cause.__cause__ or cause) if cause else "").partition("\n\nFiddle context:")[0] for cause in causes)
+    words = (message_of(cause.__cause__ or cause) if cause else "" for cause in causes)
     return list(dict.fromkeys(" ".join(text.split()) for text in words))
 
 

@@ -127,12 +127,14 @@ class DistillationCallback(pl.Callback):
         """Raise an error if the teacher can't teach ``student`` in the layout of ``strategy``. Builds nothing."""
         checkpoint = Checkpoint.open(self.teacher_model_path).require_nemo2()
         teacher = checkpoint.model()
-        vocabularies = []
-        for model in (student, teacher):
+        vocabularies, models = [], (student, teacher)
+        # A rehearsal knows a tokenizer that is made on first use by its size only.
+        identity = (
+            "unique_identifiers" if all(hasattr(m.tokenizer, "unique_identifiers") for m in models) else "vocab_size"
+        )
+        for model in models:
             rows = model.config.vocab_size or f"padded to a multiple of {model.config.make_vocab_size_divisible_by}"
-            vocabularies.append(
-                (getattr(model.tokenizer, "unique_identifiers", None), rows, f"{model.tokenizer!r}, {rows}")
-            )
+            vocabularies.append((getattr(model.tokenizer, identity, None), rows, f"{model.tokenizer!r}, {rows}"))
         if vocabularies[0][:2] != vocabularies[1][:2]:
             raise ConfigError(
                 f"The teacher has another vocabulary ({vocabularies[1][2]}) than the student ({vocabularies[0][2]}). Use "

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`FSDP2Strategy`: shards any model with torch's ``fully_shard``."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Literal, Optional, Union
 
@@ -173,6 +173,15 @@ class FSDP2Strategy(TorchShardedStrategy):
         """Always False, because the tensor-parallel plan shards the sequence module by module."""
         return False
 
+    def problems_with(self, config: Any, dtypes: Any) -> Iterator[str]:
+        yield from super().problems_with(config, dtypes)
+        if self.layout.tp > 1 and isinstance(config, TransformerConfig):
+            yield (
+                f"strategy.tensor_parallel_size={self.layout.tp}: nemo2's GPT models are sharded by Megatron-Core's tensor "
+                "parallelism, not by a DTensor plan. Use MegatronStrategy(tensor_model_parallel_size=...), with "
+                "fsdp='megatron' to shard parameters as well."
+            )
+
     def _check_world(self, world_size: int) -> None:
         super()._check_world(world_size)
         size = self.layout.data_parallel_size(world_size)
@@ -188,16 +197,10 @@ class FSDP2Strategy(TorchShardedStrategy):
         """Check that this model can be sharded as requested.
 
         Raises:
-            ConfigError: tensor parallelism without a plan, or context parallelism of a model that isn't nemo2's.
+            ConfigError: context parallelism of a model that isn't nemo2's.
         """
         module: Any = self.lightning_module
         megatron = isinstance(getattr(module, "config", None), TransformerConfig)
-        if self.layout.tp > 1 and megatron:
-            raise ConfigError(
-                f"strategy.tensor_parallel_size={self.layout.tp}: {type(module).__name__} is sharded by Megatron-Core's tensor "
-                "parallelism, not by a DTensor plan. Use MegatronStrategy(tensor_model_parallel_size=...), with "
-                "fsdp='megatron' to shard parameters as well."
-            )
         if self.layout.cp > 1 and not megatron:
             raise ConfigError(
                 f"strategy.context_parallel_size={self.layout.cp}: only nemo2's GPT models shard sequences. With "

@@ -9,7 +9,7 @@ have the same directory layout as under other strategies.
 
 import inspect
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, Optional
 
 import lightning.pytorch as pl
@@ -100,27 +100,32 @@ class TorchShardedStrategy(BaseStrategy):
 
     # ------------------------------------------------------------------------------------------------------ building
 
+    def problems_with(self, config: Any, dtypes: Any) -> Iterator[str]:
+        """What this strategy can't do, as requested by a model's configuration and the precision's. None: there is none."""
+        if kind_of(config) != "none":
+            yield (
+                f"model.config.cuda_graph_impl={config.cuda_graph_impl!r}{at(config, 'cuda_graph_impl')} with "
+                f"{type(self).__name__}: a CUDA graph requires parameters at fixed addresses, but this strategy "
+                "gathers parameters into new memory in every step. Set cuda_graph_impl='none', or use MegatronStrategy."
+            )
+        for name in ("fp8", "fp4"):
+            if (value := getattr(dtypes, name, None)) is not None:
+                yield (
+                    f"trainer.plugins.{name}={value!r} with {type(self).__name__}: torch gathers parameters in 16 or 32 "
+                    f"bits. Leave {name} unset, or use MegatronStrategy."
+                )
+
     def settle(self, model: pl.LightningModule) -> None:
         """Write precision and context parallelism into the configurations of the model and the optimizer."""
         optim, config = getattr(model, "optim", None), getattr(model, "config", None)
         precision = self.precision_plugin
-        if kind_of(config) != "none":
-            raise ConfigError(
-                f"model.config.cuda_graph_impl={config.cuda_graph_impl!r}{at(config, 'cuda_graph_impl')} with "  # pyright: ignore[reportOptionalMemberAccess]
-                f"{type(self).__name__}: a CUDA graph requires parameters at fixed addresses, but this strategy "
-                "gathers parameters into new memory in every step. Set cuda_graph_impl='none', or use MegatronStrategy."
-            )
+        dtypes = precision.dtype_config if isinstance(precision, MegatronMixedPrecision) else None
+        if problems := list(self.problems_with(config, dtypes)):
+            raise ConfigError(" ".join(problems))
         machine = Machine.here()
         if isinstance(config, TransformerConfig):
             announce_machine_settings(adjust_to(config, machine.overrides))
         if isinstance(precision, MegatronMixedPrecision):
-            for name in ("fp8", "fp4"):
-                value = getattr(precision.dtype_config, name)
-                if value is not None:
-                    raise ConfigError(
-                        f"trainer.plugins.{name}={value!r} with {type(self).__name__}: torch gathers parameters in 16 or 32 "
-                        f"bits. Leave {name} unset, or use MegatronStrategy."
-                    )
             configs = {"optim.config": getattr(optim, "config", None)}
             if isinstance(config, TransformerConfig):
                 configs["model.config"] = config

@@ -2,6 +2,7 @@
 """Distillation: its loss and gradients beside plain PyTorch's, in every layout."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import lightning.pytorch as pl
@@ -161,6 +162,8 @@ def test_what_is_saved_is_the_student_alone(alone: dict[str, Any]) -> None:
 
 def test_what_does_not_fit_is_refused_before_anything_is_built(places: Any) -> None:
     from nemo2 import llm
+    from nemo2.hugging_face.checkpoint import Checkpoint
+    from nemo2.llm.distillation import DistillationCallback
     from nemo2.training.strategy import MegatronStrategy
     from nemo2.training.trainer import Trainer
 
@@ -172,6 +175,9 @@ def test_what_does_not_fit_is_refused_before_anything_is_built(places: Any) -> N
 
     with pytest.raises(ConfigError, match="The teacher has another vocabulary .* than the student"):
         distill("other")
+    by_size = Checkpoint.open(checkpoints["student"]).model()
+    by_size.tokenizer = SimpleNamespace(vocab_size=by_size.tokenizer.vocab_size)  # as a rehearsal knows it
+    DistillationCallback(checkpoints["teacher"]).refuse(by_size, MegatronStrategy())
     with pytest.raises(ConfigError, match="does not divide the teacher's num_layers=4"):
         distill(pipeline_model_parallel_size=3)
     with pytest.raises(ConfigError, match="does not divide the teacher's num_attention_heads=8"):

@@ -155,6 +155,20 @@ def _sharded(facts: Facts) -> Iterator[str]:
         yield f"strategy.fsdp={fsdp!r} {problem}"
 
 
+@SIZES.rule("torch-shards-what-is-requested")
+def _torch_sharded(facts: Facts) -> Iterator[str]:
+    """`FSDP2Strategy` and `FSDPStrategy` support neither fp8 nor CUDA graphs, and tensor parallelism only of models that
+    are not nemo2's.
+
+    Otherwise: Every rank stops before it builds the model.
+    """
+    from nemo2.training.strategies.torch_sharded import TorchShardedStrategy
+
+    strategy = facts.parts.get("trainer.strategy")
+    if isinstance(strategy, TorchShardedStrategy):
+        yield from strategy.problems_with(facts.config, facts.precision)
+
+
 def _where(facts: Facts) -> str:
     return f"trainer.num_nodes={facts.nodes}, trainer.devices={facts.devices}"
 
