@@ -2,10 +2,11 @@
 """A case is a recipe with changes, on a machine: its recipe, the command that checks it, and what the rules say of it."""
 
 import contextlib
+import copy
+import functools
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import reduce
 from typing import Any, Optional
 
 from nemo2.base.advice import for_the_command_line
@@ -128,15 +129,18 @@ def example(
 
 def recipe_of(case: Case) -> Any:
     """The case's recipe with its changes."""
-    recipe = recipe_tree(case.recipe)
+    recipe = copy.deepcopy(_unchanged(case.recipe))
     if case.changes:
         recipe = apply_overrides(recipe, case.changes) or recipe
     for path, value in case.assigned.items():
         *parents, name = path.split(".")
-        setattr(reduce(getattr, parents, recipe), name, value)
+        setattr(functools.reduce(getattr, parents, recipe), name, value)
     if case.corpus is not None:
         recipe.data = Config(PreTrainingDataModule, tokenizer=Config(ByteTokenizer), **case.corpus)
     return recipe
+
+
+_unchanged = functools.cache(recipe_tree)
 
 
 def problems_of(case: Case) -> list[Problem]:

@@ -1,13 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One process: additions beside experts that Transformer Engine's layers (the stand-in's) would group, and beside plain ones.
+"""Additions beside experts that Transformer Engine's layers (the stand-in's) would group, and beside plain ones: a part of
+crossing.py."""
 
-A process of its own, because Megatron-Core takes the package's classes as bases when it is imported.
-Leaves what it found as JSON.
-"""
-
-import json
-import os
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,25 +10,15 @@ ADAPTERS = ("LoRA", "DoRA", "CanonicalDoRA")
 """The last has what the others have."""
 
 
-def main(results: Path, work: Path, adapters: list[str]) -> None:
-    sys.path.insert(0, str(Path(__file__).parent))
-    import stand_in
-
-    stand_in.install()
-    switch = stand_in.as_on_a_gpu()
+def each(work: Path, adapters: list[str], switch: dict[str, bool]) -> dict[str, Any]:
+    """Of each adapter what `tuned` says with plain layers and with Transformer Engine's."""
     import crossing
-    import torch
 
-    torch.set_num_threads(1)
-    stand_in.use(stand_in.VERSIONS[-1])
-    torch.distributed.init_process_group("gloo", init_method=f"file://{work / 'store'}", rank=0, world_size=1)
     found: dict[str, Any] = {}
     for adapter in adapters:
-        for name, on in (("plain", False), ("engine", True)):
-            switch["on"] = on
+        for name, switch["on"] in (("plain", False), ("engine", True)):
             found.setdefault(adapter, {})[name] = crossing._told(tuned, work, adapter)
-    results.write_text(json.dumps(found))
-    os._exit(0)
+    return found
 
 
 def tuned(work: Path, adapter: str) -> dict[str, Any]:
@@ -80,7 +64,3 @@ def tuned(work: Path, adapter: str) -> dict[str, Any]:
 
     found = small_runs.fit(model, max_steps=STEPS, callbacks=[Begin()], inspect=look, **again)
     return {"losses": found["losses"], **seen}
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:])

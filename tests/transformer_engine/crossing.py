@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """One process with Transformer Engine's layers (the stand-in's) and with plain ones: under which names both store every family,
-and runs that go on from the other's checkpoint.
+runs that go on from the other's checkpoint, and additions beside both.
 
 A process of its own, because Megatron-Core takes the package's classes as bases when it is imported.
 Leaves what it found as JSON.
@@ -19,6 +19,7 @@ TRAINED = {"Qwen 3 MoE, mixed": True, "DeepSeek V3": False, "DeepSeek V2": True}
 
 def main(results: Path, work: Path, names: list[str]) -> None:
     sys.path.insert(0, str(Path(__file__).parent))
+    import adapted
     import stand_in
 
     stand_in.install()
@@ -32,6 +33,7 @@ def main(results: Path, work: Path, names: list[str]) -> None:
     from support.hf_models import ROWS
 
     small_runs.quiet()
+    small_runs.freeze_what_is_loaded()
     found: dict[str, Any] = {"names": {}, "runs": {}}
     rows = [row for row in ROWS if row.name in names]
     for row in rows:
@@ -39,6 +41,7 @@ def main(results: Path, work: Path, names: list[str]) -> None:
     for row in rows:
         if row.name in TRAINED:
             found["runs"][row.name] = _told(_cross, row, switch, TRAINED[row.name], work / str(ROWS.index(row)))
+    found["adapted"] = adapted.each(work, [name for name in names if name in adapted.ADAPTERS], switch)
     found["threads"] = len(os.listdir("/proc/self/task"))
     results.write_text(json.dumps(found))
     os._exit(0)

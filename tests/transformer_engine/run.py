@@ -29,6 +29,7 @@ def main(results: Path, work: Path, versions: list[str]) -> None:
     import nemo2.training.trainer  # noqa: F401
     from support import small_runs
 
+    small_runs.freeze_what_is_loaded()  # collections, of which there are many, don't look through a million objects then
     global _RANK
     _RANK = 0 if os.fork() else 1  # what is imported is imported once
     os.environ["RANK"] = os.environ["LOCAL_RANK"] = str(_RANK)

@@ -212,6 +212,14 @@ def _mesh_of_cpus(original: Callable[..., Any]) -> Any:
     return staticmethod(from_group)
 
 
+def _new_device(kind: Any, interface: str, process: int) -> Any:
+    return kind.create_device(interface=interface) if interface else kind.create_default_device()
+
+
+_device_of_one = functools.cache(_new_device)
+"""Of all the groups of one rank in a process."""
+
+
 def _one_thread(original: Callable[..., None]) -> Callable[..., None]:
     """The constructor of a gloo group that runs its collectives in one thread instead of two, in order.
 
@@ -233,9 +241,10 @@ def _one_thread(original: Callable[..., None]) -> Callable[..., None]:
             interfaces = names.split(",") if len(names) > 1 else []
             options = kind._Options()
             options._timeout = timeout
-            options._devices = [kind.create_device(interface=name) for name in interfaces] or [
-                kind.create_default_device()
-            ]
+            # A device has a thread that wakes every 10 ms and is waited for when its group ends. Groups of one rank send
+            # nothing: most groups of a small layout, which would take a tenth of a second to destroy.
+            device = _device_of_one if size == 1 else _new_device
+            options._devices = [device(kind, name, os.getpid()) for name in interfaces or [""]]
             for name, value in kwargs.items():  # enable_reconfigure, from torch 2.15 on
                 setattr(options, name, value)
         options._threads = 1

@@ -353,6 +353,22 @@ def test_collectives_of_a_gloo_group_run_in_one_thread(run_on_ranks):
         assert answer == [2, 1, 2, 1, timedelta(seconds=77), gathered]
 
 
+def devices_of_groups() -> int:
+    from nemo2.base.backend.cpu import CpuBackend
+
+    CpuBackend().install()
+    cpu = torch.device("cpu")
+    options: list[Any] = [torch.distributed.new_group()._get_backend(cpu).options for _ in range(3)]  # pyright: ignore
+    devices = [device for one in options for device in one._devices]
+    return len({id(device) for device in devices})
+
+
+@pytest.mark.parametrize(("ranks", "devices"), [(1, 1), (2, 3)])
+def test_groups_that_send_nothing_share_a_device(run_on_ranks, ranks, devices):
+    """Ranks that share one for groups of several would wait for each other for ever."""
+    assert run_on_ranks(devices_of_groups, ranks) == [devices] * ranks
+
+
 def memory() -> tuple[dict[str, int], dict[str, int]]:
     from nemo2.base.backend import get_backend
 

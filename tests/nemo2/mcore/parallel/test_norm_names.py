@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One name for each tensor of a model, whichever layers it is built of: tests/transformer_engine/crossing.py."""
+"""One name for each tensor of a model, and one training of additions, whichever layers it is built of:
+tests/transformer_engine/crossing.py."""
 
 import json
 import os
@@ -13,6 +14,7 @@ import pytest
 from nemo2.mcore.parallel.norm_names import renamed_norms
 from support.hf_models import ROWS
 from support.nightly import daily_and_nightly
+from tests.transformer_engine.adapted import ADAPTERS
 
 ROOT = Path(__file__).parents[4]
 DAILY = (
@@ -30,7 +32,9 @@ DAILY = (
 """A row for each place in which a norm stands."""
 
 
-@pytest.fixture(scope="module", params=daily_and_nightly([row.name for row in ROWS], DAILY))
+@pytest.fixture(
+    scope="module", params=daily_and_nightly([*(row.name for row in ROWS), *ADAPTERS], [*DAILY, ADAPTERS[-1]])
+)
 def crossed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     work = tmp_path_factory.mktemp("crossing")
     paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
@@ -60,6 +64,18 @@ def test_a_run_goes_on_from_a_checkpoint_of_the_other_s_layers(crossed: Any) -> 
         assert (run["different"], run["only"]) == ([], []), name
         assert run["parameters"] >= run["states"] > 30
         assert run["losses"] == pytest.approx(run["expected"], rel=1e-6), name
+
+
+@pytest.mark.timeout(660)
+def test_experts_that_would_be_grouped_are_built_one_by_one_and_train_as_plain_ones(crossed: Any) -> None:
+    assert len(crossed["adapted"]) == (1 if "DeepSeek V3" in crossed["names"] else len(ADAPTERS) - 1)
+    for adapter, found in crossed["adapted"].items():
+        theirs, plain = found["engine"], found["plain"]
+        assert isinstance(theirs, dict) and isinstance(plain, dict), found
+        assert (theirs["experts"], theirs["inside"]) == (["SequentialMLP"], ["TEColumnParallelLinear"]), adapter
+        assert theirs["keys"] == plain["keys"] and any(".experts." in key for key in theirs["keys"]), adapter
+        assert len(set(plain["losses"])) == len(plain["losses"])
+        assert theirs["losses"] == pytest.approx(plain["losses"], rel=1e-6), adapter
 
 
 @pytest.mark.timeout(660)
