@@ -19,6 +19,7 @@ from rich.progress import track
 from torch import Tensor
 
 from nemo2.base import ranks
+from nemo2.base.advice import advice
 from nemo2.base.backend import get_backend
 from nemo2.base.counts import require_counts
 from nemo2.base.errors import ConfigError
@@ -161,7 +162,8 @@ def _hand_over(weights: dict[str, Tensor], parameters: Mapping[str, Tensor]) -> 
 def _samples(model: Any, data: Any, count: int) -> Iterator[Tensor]:
     """This replica's part of ``count`` samples of the data's training set, one by one, ``[1, sequence]``."""
     if data is None:
-        _log.warning("prune measures importances on random tokens. Set data to samples of the model's intended use.")
+        how = advice("Use --recipe RECIPE, whose data are samples", "Set data to samples")
+        _log.warning(f"prune measures importances on random tokens. {how} of the model's intended use.")
         data = MockDataModule(seq_length=model.config.seq_length, tokenizer=model.tokenizer, num_workers=0)
     own = captured_arguments(data) or {}
     if model.tokenizer is not None and not any(own.get(name) for name in ("tokenizer", "vocab_file")):
