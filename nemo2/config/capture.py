@@ -14,7 +14,7 @@ import inspect
 import pathlib
 from collections.abc import Callable, Mapping
 from datetime import timedelta
-from typing import Any, TypeVar, overload
+from typing import Any, TypeVar, cast, overload
 
 from nemo2.base.errors import ConfigError, UnknownNameError
 from nemo2.base.names import did_you_mean
@@ -170,7 +170,9 @@ def remembers_arguments(cls: type) -> bool:
     return getattr(cls.__init__, _WRAPPED, False)
 
 
-def _wrap_function(fn: Callable[..., Any]) -> Callable[..., Any]:
+def checked(fn: _T) -> _T:
+    """Refuse arguments of a function that aren't of their type or that it doesn't have. Unlike a `configurable` function,
+    no recipe can name it, so that a file from elsewhere can't call it."""
     signature = inspect.signature(fn)
 
     @functools.wraps(fn)
@@ -181,6 +183,11 @@ def _wrap_function(fn: Callable[..., Any]) -> Callable[..., Any]:
         refuse_misfits(fn, signature.bind_partial(*args, **kwargs).arguments)
         return fn(*args, **kwargs)
 
+    return cast(_T, call)
+
+
+def _wrap_function(fn: Callable[..., Any]) -> Callable[..., Any]:
+    call = checked(fn)
     setattr(call, _WRAPPED, True)
     return call
 

@@ -7,7 +7,7 @@ from typing import Any, Optional, Union
 import lightning.pytorch as pl
 
 from nemo2.base.errors import CheckpointError
-from nemo2.config.capture import configurable
+from nemo2.config.capture import checked
 from nemo2.models.peft import PEFT, CanonicalDoRA, CanonicalLoRA, DoRA, LoRA, ModuleMatcher
 from nemo2.models.peft import canonical_lora as canonical_lora
 from nemo2.models.peft import dora as dora
@@ -44,7 +44,7 @@ def gpt_lora() -> PEFT:
     return LoRA()
 
 
-@configurable
+@checked
 def merge_lora(
     lora_checkpoint_path: Union[str, Path],
     output_path: Union[str, Path],
@@ -92,7 +92,7 @@ def merge_lora(
     return target
 
 
-@configurable
+@checked
 def export_lora(
     lora_checkpoint_path: Union[str, Path],
     output_path: Union[str, Path],
