@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Optional
 
 from nemo2.base.errors import ConfigError
-from nemo2.base.files import write_file
+from nemo2.base.files import refuse_existing, write_file
 from nemo2.cli.commands import not_with
 from nemo2.cli.flags import Output, on_machine
 from nemo2.cli.launching import TRAINING, TrainingOptions, changes_of, launched, logged
@@ -40,9 +40,11 @@ def distill(
     Example: nemo2 distill runs/small --teacher runs/large trainer.max_steps=1000 optim.config.lr=1e-4
     """
     not_with("output", "executor", "dryrun", "detach", "chain", "plugins", "force", "yes")
-    begin, taught_by = checkpoint_called(student), checkpoint_called(teacher)
     if output is not None and output.suffix != ".json":
         raise ConfigError(f"--output {output}: must be a .json file, which commands accept as a recipe.")
+    if output is not None:
+        refuse_existing(output)
+    begin, taught_by = checkpoint_called(student), checkpoint_called(teacher)
     source = recipe or str(run_with_recipe(begin, taught_by))
 
     def student_recipe() -> Any:
@@ -56,7 +58,7 @@ def distill(
         from nemo2.config.serialize import to_json
 
         placed = on_machine(tree, options=options)
-        write_file(output, to_json(placed, indent=1) + "\n")
+        write_file(output, to_json(placed, indent=1) + "\n", new=True)
         file = as_source(output)
         print(f"{output}: nemo2 check {file}, nemo2 rehearse {file}, nemo2 plan {file}, nemo2 pretrain {file}")
         return

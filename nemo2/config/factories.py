@@ -19,8 +19,9 @@ from nemo2.base.errors import ConfigError
 from nemo2.base.names import a, did_you_mean, nearest
 from nemo2.config.announced import ANNOUNCED
 from nemo2.config.capture import unknown_name
+from nemo2.config.policy import named_object
 from nemo2.config.tree import Config
-from nemo2.config.typed_text import Text, WrongType, named_object, part_classes, split_items, without_annotated
+from nemo2.config.typed_text import Text, WrongType, part_classes, split_items, without_annotated
 from nemo2.config.value_types import type_hints
 
 _CALL = re.compile(r"([A-Za-z_]\w*(?:[.:]\w+)*)\s*(?:\((.*)\))?", re.DOTALL)

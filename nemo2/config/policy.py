@@ -20,6 +20,7 @@ import enum
 import importlib
 import inspect
 import math
+import re
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
@@ -30,6 +31,7 @@ from fiddle._src.experimental import serialization
 from nemo2.base.errors import SecurityError
 from nemo2.config import wire
 from nemo2.config.capture import is_configurable
+from nemo2.config.typed_text import WrongType
 
 DEFAULT_ALLOWED = (
     "nemo2",
@@ -359,3 +361,23 @@ def _bases(target: type) -> set[str]:
 
 def _name_of(target: Any) -> tuple[str, str]:
     return getattr(target, "__module__", None) or "", getattr(target, "__qualname__", None) or repr(target)
+
+
+def named_object(text: str) -> Any:
+    """The class or function that `module.name` or `module:name` names, if recipes may use it.
+
+    Raises:
+        WrongType: there is none, or it isn't on the allow-list.
+    """
+    policy = RecipePolicy()
+    module, _, symbol = text.partition(":") if ":" in text else text.rpartition(".")
+    if not module or not symbol or not re.fullmatch(r"[\w.]+", text.replace(":", ".")):
+        raise WrongType(f"takes the dotted name of a class or function, not {text!r}")
+    if not policy.allows_import(module, symbol):
+        raise WrongType(f"cannot be {text!r}: a name given as text must come from nemo2, Megatron-Core or torch")
+    try:
+        return policy.load(module, symbol)
+    except (ImportError, AttributeError) as error:
+        raise WrongType(f"cannot be {text!r}: this name does not exist") from error
+    except SecurityError as error:
+        raise WrongType(f"cannot be {text!r}, which is not a class or function of {module}") from error

@@ -6,13 +6,10 @@ import collections.abc
 import dataclasses
 import enum
 import pathlib
-import re
 import types
 import typing
 from datetime import timedelta
 from typing import Any
-
-from nemo2.base.errors import SecurityError
 
 _CONSTANTS = {"none": None, "null": None, "true": True, "false": False}
 SEQUENCES: dict[Any, Any] = {
@@ -110,28 +107,6 @@ def part_classes(hint: Any) -> tuple[type, ...]:
     ):
         return ()
     return (hint,)
-
-
-def named_object(text: str) -> Any:
-    """The class or function that `module.name` or `module:name` names, if recipes may use it.
-
-    Raises:
-        WrongType: there is none, or it isn't on the allow-list of `nemo2.config.policy`.
-    """
-    from nemo2.config.policy import RecipePolicy
-
-    policy = RecipePolicy()
-    module, _, symbol = text.partition(":") if ":" in text else text.rpartition(".")
-    if not module or not symbol or not re.fullmatch(r"[\w.]+", text.replace(":", ".")):
-        raise WrongType(f"takes the dotted name of a class or function, not {text!r}")
-    if not policy.allows_import(module, symbol):
-        raise WrongType(f"cannot be {text!r}: a name given as text must come from nemo2, Megatron-Core or torch")
-    try:
-        return policy.load(module, symbol)
-    except (ImportError, AttributeError) as error:
-        raise WrongType(f"cannot be {text!r}: this name does not exist") from error
-    except SecurityError as error:
-        raise WrongType(f"cannot be {text!r}, which is not a class or function of {module}") from error
 
 
 def without_annotated(hint: Any) -> Any:

@@ -17,7 +17,8 @@ from nemo2.base.names import a, did_you_mean, shortened
 from nemo2.config.capture import is_configurable
 from nemo2.config.dtypes import named_dtype
 from nemo2.config.factories import factory_names, made_by_name, requested_classes
-from nemo2.config.typed_text import SEQUENCES, WrongType, named_object, without_annotated
+from nemo2.config.policy import named_object
+from nemo2.config.typed_text import SEQUENCES, WrongType, without_annotated
 
 MAPPINGS = (dict, collections.abc.Mapping, collections.abc.MutableMapping)
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}

@@ -16,6 +16,7 @@ import lightning.pytorch as pl
 import torch
 from lightning.pytorch.callbacks import Checkpoint
 
+from nemo2.base.advice import typed_as
 from nemo2.base.counts import require_counts
 from nemo2.base.errors import ConfigError
 from nemo2.base.files import output_file
@@ -276,7 +277,11 @@ def generate(
     trainer = trainer or inference.single_process_trainer(params_dtype)
     inference.refuse_another_dtype(trainer, params_dtype)
     if output_path not in (None, inference.STANDARD):
-        output_file(output_path)
+        target = output_file(output_path)
+        if input_dataset is not None and target.resolve() == inference.prompts_file(input_dataset).resolve():
+            raise ConfigError(
+                f"{typed_as('output_path', target, option='--output')} is the file of the prompts. Name another."
+            )
     texts = [record["input"] for record in records]
 
     def read(model: Any) -> None:

@@ -102,7 +102,7 @@ def prompts_of(prompts: Optional[Sequence[str]], input_dataset: Any) -> list[dic
         if isinstance(prompts, str):
             raise ConfigError("prompts must be a list of at least one text.")
         return [{"input": prompt} for prompt in prompts]
-    file = Path(input_dataset if isinstance(input_dataset, str | Path) else input_dataset.test_path)
+    file = prompts_file(input_dataset)
     records = []
     # A text's splitlines() also splits at U+2028, which JSON may hold.
     lines = StringIO(text_of(0 if str(file) == STANDARD else file))
@@ -117,6 +117,11 @@ def prompts_of(prompts: Optional[Sequence[str]], input_dataset: Any) -> list[dic
                 f'{file}, line {number}: must be a JSON object with a text in the field "input" ({error}).'
             ) from None
     return records
+
+
+def prompts_file(input_dataset: Any) -> Path:
+    """The file of ``input_dataset``: a path, or a data module with a ``test_path``."""
+    return Path(input_dataset if isinstance(input_dataset, str | Path) else input_dataset.test_path)
 
 
 @contextmanager

@@ -33,6 +33,7 @@ REFUSED = {
     "new-recipe taken --from llama_tiny": "taken.py exists: use another name",
     "show llama_tiny -o taken.py": "taken.py exists: use another name",
     "translate taken.py --output taken.py": "taken.py exists: use another name, or delete what is there.",
+    "distill student --teacher other -o taken.json": "taken.json exists: use another name",
     "show llama_tiny -o my-run.py": "must be a Python file",
     "show llama3_8b --output layout.png --layout": "a layout is written to a .html or .svg file",
     "new-recipe llama3_8b --from llama_tiny": "'llama3_8b' is a shipped recipe",
@@ -124,7 +125,7 @@ REFUSED = {
     "pretrain llama_tiny --detach": "a run on this machine ends with its command",
     "pretrain llama_tiny --gpus H100x2": "--gpus H100: the run would start on this machine's CPUs",
 }  # fmt: skip
-"""What is said, by the command. In the folder are ``empty/``, ``taken.py`` and ``chats.jsonl``."""
+"""What is said, by the command. In the folder are ``empty/``, ``taken.py``, ``taken.json`` and ``chats.jsonl``."""
 
 
 @pytest.mark.parametrize("line", REFUSED)
@@ -132,7 +133,11 @@ def test_what_cannot_be_meant_is_one_message_and_exit_code_2(line, command, monk
     monkeypatch.setattr("nemo_run.config._NEMORUN_HOME", str(tmp_path / "empty"))
     monkeypatch.chdir(tmp_path)  # runs of other commands, whose names an error would list, lie in the repository
     (tmp_path / "empty").mkdir()
-    files = {"taken.py": "import nemo\n", "chats.jsonl": '{"messages": [{"role": "user", "content": "a"}]}\n'}
+    files = {
+        "taken.py": "import nemo\n",
+        "taken.json": "{}",
+        "chats.jsonl": '{"messages": [{"role": "user", "content": "a"}]}\n',
+    }
     for name, text in files.items():
         (tmp_path / name).write_text(text)
     printed = command(line, code=2)

@@ -120,6 +120,7 @@ def complete_as_nemo(path: str, folder: str) -> dict[str, Any]:
         {"prompts": PROMPTS, "stop": ["a", ""]},
         {"prompts": PROMPTS, "temperature": 0.0, "top_k": 3, "min_p": 0.1},
         {"prompts": PROMPTS, "top_p": 0.0},
+        {"input_dataset": str(file), "output_path": str(file)},
     ):
         try:
             llm.generate(path, **broken)
@@ -149,6 +150,7 @@ def test_nemos_signature_order_and_parameters_are_taken(one):
             "stop=''",
             "top_k=3 and min_p=0.1 would",
             "top_p=0.0: must",
+            "is the file of the prompts",
         ),
         found["errors"],
         strict=True,
