@@ -68,6 +68,8 @@ EXAMPLES: tuple[Example, ...] = (
     # Sizes
     example("sizes-are-counts", f"{TP}=0->1"),
     example("nodes-and-devices-are-counts", "trainer.num_nodes=0->1"),
+    example("torch-shards-what-is-requested", f"trainer.strategy=FSDP2Strategy {FP8}->None"),
+    example("torch-shards-what-is-requested", "trainer.strategy=FSDP2Strategy(tensor_parallel_size=2)->FSDP2Strategy"),
     # Ranks
     example("groups-are-created", f"{CP}=2 model.config.hierarchical_context_parallel_sizes=[2,1]->"),
     example("dense-sizes-divide-the-world", f"{TP}=3->4 ->{CP}=1 ->strategy.sequence_parallel=True"),
@@ -81,8 +83,6 @@ EXAMPLES: tuple[Example, ...] = (
         "strategy.ddp.overlap_param_gather=False->",
     ),
     example("something-to-shard", f"strategy.fsdp=megatron {PP}=1 {EP}=8->4", recipe="deepseek_v2_lite"),
-    example("torch-shards-what-is-requested", f"trainer.strategy=FSDP2Strategy {FP8}->None"),
-    example("torch-shards-what-is-requested", "trainer.strategy=FSDP2Strategy(tensor_parallel_size=2)->FSDP2Strategy"),
     # The model
     example("model-numbers-are-in-range", "model.config.num_layers=0->1 model.config.layernorm_epsilon=-1->0"),
     example("model-numbers-are-in-range", "model.config.normalization=RMSnorm->RMSNorm"),

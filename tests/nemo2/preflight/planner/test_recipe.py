@@ -79,11 +79,11 @@ def test_a_strategy_that_shards_everything_is_planned_by_formula() -> None:
     from nemo2.preflight.planner.plan import plan
 
     recipe: Any = recipes.get("llama3_8b").pretrain_recipe()
-    recipe.trainer.strategy = Config(nl.FSDP2Strategy, tensor_parallel_size=2)
+    recipe.trainer.strategy = Config(nl.FSDP2Strategy)
     made = plan(recipe, gpus="H100x16", tokens=1e9)
-    assert (made.job.sharding, made.job.tp, made.job.dp, bool(made.fit.why)) == ("fsdp", 2, 8, True)
+    assert (made.job.sharding, made.job.dp, bool(made.fit.why)) == ("fsdp", 16, True)
     assert made.step.parts["sharded weights"] > 0 and made.fits
-    assert made.layout == "TP 2 · FSDP 8"
+    assert made.layout == "FSDP 16"
 
 
 def test_scores_that_are_capped_are_kept() -> None:
