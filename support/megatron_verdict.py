@@ -57,8 +57,10 @@ def _build(recipe: Any, machine: Any) -> None:
     import fiddle as fdl
 
     from nemo2.config.provenance import adjust_to
+    from nemo2.mcore.settle.parts import precision_of
     from nemo2.mcore.settle.run_settings import RunSettings
     from nemo2.mcore.settle.settling import write_parallelism
+    from nemo2.training.strategy import MegatronStrategy
 
     trainer = recipe.trainer
     config: Any = fdl.build(recipe.model.config)
@@ -66,10 +68,11 @@ def _build(recipe: Any, machine: Any) -> None:
     if not recipe.optim.config.use_precision_aware_optimizer:
         # With it, the configuration itself asks for Transformer Engine.
         fdl.build(recipe.optim.config)
-    precision = fdl.build(trainer.plugins)
+    precision = fdl.build(precision_of(trainer)[1])
     adjust_to(config, machine.overrides)
     precision.apply_to(config, path="model.config")
-    parallelism = copy.copy(strategy.parallelism)
+    # Torch shards a model that Megatron-Core builds whole.
+    parallelism = copy.copy(getattr(strategy, "parallelism", None) or MegatronStrategy().parallelism)
     parallelism.pipeline_dtype = parallelism.pipeline_dtype or precision.dtype_config.pipeline_dtype
     world = trainer.num_nodes * trainer.devices
     for rank in sorted({0, world - 1}):
@@ -87,7 +90,7 @@ def _chunks(config: Any, recipe: Any) -> None:
     from nemo2.preflight.checks.tokenizers import tokenizer_of
 
     config.init_model_with_meta_device, config.perform_initialization = True, False
-    tokenizer = tokenizer_of(read_facts(recipe)) or NullTokenizer(50_000)
+    tokenizer = tokenizer_of(read_facts(recipe)) or NullTokenizer(config.vocab_size or 50_000)
     chunks = config.virtual_pipeline_model_parallel_size
     for chunk in range(chunks) if chunks else (None,):
         config.configure_model(tokenizer, vp_stage=chunk)

@@ -87,7 +87,7 @@ def build_parts(recipe: Any, machine: Machine) -> Parts:
     """Build each part separately, so that a part that fails does not hide the next. The recipe is not changed."""
     objects: dict[str, Any] = {}
     refusals: list[Refusal] = []
-    precision_at, precision = _precision(getattr(recipe, "trainer", None))
+    precision_at, precision = precision_of(getattr(recipe, "trainer", None))
     for path in RULE_OF:
         node = precision if path == "trainer.plugins" else node_at(recipe, path)
         if missing := missing_arguments(node, path):
@@ -127,7 +127,7 @@ def _build(node: Any, path: str, machine: Machine) -> Any:
         return fdl.build(node)
 
 
-def _precision(trainer: Any) -> tuple[str, Any]:
+def precision_of(trainer: Any) -> tuple[str, Any]:
     """The precision of a trainer, as a plugin (a config or a live object), and its path: among the plugins (one or a list),
     or `trainer.precision`, which is short for a plugin with a strategy of nemo2."""
     from nemo2.mcore.precision import MegatronMixedPrecision
