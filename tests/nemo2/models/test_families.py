@@ -105,6 +105,7 @@ def train_each(families: list[str], tp: int, directory: str) -> dict[str, Any]:
 
     import support.bare_megatron as bare
     from nemo2.mcore.parallel.groups import destroy_model_parallel
+    from nemo2.models.tracked_losses import forget_tracked_losses
 
     # Experts and latent attention need sequence parallelism with tensor parallelism; to the others it must not matter.
     settings = bare.Settings(
@@ -125,6 +126,7 @@ def train_each(families: list[str], tp: int, directory: str) -> dict[str, Any]:
 
         def build(pre: bool, post: bool, vp: int | None, family: str = family, layout: Any = layout) -> Any:
             config = shrunk(family, sequence_parallel=tp > 1, **layout)
+            forget_tracked_losses()  # as the module that builds a configuration's model
             return config.configure_model(None, pre, post, vp)
 
         bare.start_parallel = start_parallel  # the bare loop's own knows no experts
