@@ -138,7 +138,7 @@ def drawn(row: Row, rng: random.Random) -> dict[str, Any]:
 def _known(config: str) -> set[str]:
     import transformers
 
-    return set(getattr(transformers, config)().to_dict()) | {"rope_parameters"}
+    return set(getattr(transformers, config)().to_dict()) | {"rope_parameters", "head_dim"}
 
 
 def tried(row: Row, folder: Path) -> str:

@@ -27,6 +27,9 @@ Config = Mapping[str, Any]
 SPECIAL_TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
 NEEDED: Any = object()
 """The default of a field that config.json must have."""
+DERIVED: Any = object()
+"""The default of ``head_dim`` where transformers' class doesn't declare it, but reads it: ``hidden_size /
+num_attention_heads``."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +110,8 @@ def read(hf: Config, fields: Iterable[Field], *, only: Config | None = None) -> 
     for field in fields:
         if hf.get(field.theirs) is None and field.default is NEEDED:
             raise missing_field(hf, field.theirs)
-        settings[field.ours] = hf.get(field.theirs, field.default)
+        value = hf.get(field.theirs, field.default)
+        settings[field.ours] = None if value is DERIVED else value
     return settings
 
 
@@ -156,6 +160,8 @@ def written(ours: Any, fields: Iterable[Field], *, only: Config | None = None) -
     """
     tokens = dict.fromkeys(SPECIAL_TOKENS)
     values = {field: getattr(ours, field.ours) for field in fields}
+    derived = [ours.hidden_size // ours.num_attention_heads, None]
+    values = {field: v for field, v in values.items() if field.default is not DERIVED or v not in derived}
     # transformers 5 rejects an integer in place of a float.
     json_values = {
         f.theirs: float(v) if isinstance(f.default, float) and v is not None else v for f, v in values.items()

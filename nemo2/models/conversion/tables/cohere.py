@@ -3,7 +3,7 @@
 
 from nemo2.models.cohere import CohereConfig, CohereModel
 from nemo2.models.conversion.decoder import attention, decoder, decoder_conversion, gated_feed_forward
-from nemo2.models.conversion.settings import Field, decoder_fields, without
+from nemo2.models.conversion.settings import DERIVED, Field, decoder_fields, without
 from nemo2.models.conversion.table import Row
 
 
@@ -13,7 +13,7 @@ def rows(config: CohereConfig) -> list[Row]:
 
 
 FIELDS = [
-    *without(decoder_fields(max_position_embeddings=8192, tie_word_embeddings=True), "head_dim", "rms_norm_eps"),
+    *without(decoder_fields(head_dim=DERIVED, max_position_embeddings=8192, tie_word_embeddings=True), "rms_norm_eps"),
     Field("layer_norm_eps", "layernorm_epsilon", 1e-5),
     Field("logit_scale", "logit_scale", 0.0625),
 ]

@@ -2,11 +2,11 @@
 """The conversion of Granite 3, dense."""
 
 from nemo2.models.conversion.decoder import BIASES, decoder_conversion, rows, unbiased
-from nemo2.models.conversion.settings import Field, decoder_fields, without
+from nemo2.models.conversion.settings import DERIVED, Field, decoder_fields
 from nemo2.models.granite import GraniteConfig, GraniteModel
 
 FIELDS = [
-    *without(decoder_fields(), "head_dim"),
+    *decoder_fields(head_dim=DERIVED),
     Field("embedding_multiplier", "embedding_multiplier", 1.0),
     Field("residual_multiplier", "residual_multiplier", 1.0),
     Field("attention_multiplier", "softmax_scale", 1.0),

@@ -3,7 +3,7 @@
 
 from nemo2.models.conversion.decoder import attention, decoder, decoder_conversion, gated_feed_forward
 from nemo2.models.conversion.pieces import one
-from nemo2.models.conversion.settings import decoder_fields, without
+from nemo2.models.conversion.settings import DERIVED, decoder_fields
 from nemo2.models.conversion.table import Row, norm
 from nemo2.models.olmo2 import OLMo2Config, OLMo2Model
 
@@ -22,6 +22,6 @@ OLMO2 = decoder_conversion(
     OLMo2Model,
     OLMo2Config,
     rows=rows,
-    fields=without(decoder_fields(rms_norm_eps=1e-5), "head_dim"),
+    fields=decoder_fields(head_dim=DERIVED, rms_norm_eps=1e-5),
     only={"model_type": "olmo2", "hidden_act": "silu", "attention_bias": False},
 )

@@ -6,6 +6,7 @@ from typing import Any
 from nemo2.models.conversion.decoder import decoder_conversion
 from nemo2.models.conversion.positions import positions_of
 from nemo2.models.conversion.settings import (
+    DERIVED,
     FULL,
     SLIDING,
     Config,
@@ -14,7 +15,6 @@ from nemo2.models.conversion.settings import (
     decoder_fields,
     overlaid,
     refusal,
-    without,
 )
 from nemo2.models.conversion.tables.olmo2 import rows
 from nemo2.models.olmo3 import OLMo3Config, OLMo3Model
@@ -42,7 +42,7 @@ OLMO3 = decoder_conversion(
     OLMo3Model,
     OLMo3Config,
     rows=rows,
-    fields=without(decoder_fields(rms_norm_eps=1e-5), "head_dim"),
+    fields=decoder_fields(head_dim=DERIVED, rms_norm_eps=1e-5),
     only={"model_type": "olmo3", "hidden_act": "silu", "attention_bias": False},
     translations=[alternating_windows(every=4), Translation(theirs=_positions_of)],
     theta=500_000.0,

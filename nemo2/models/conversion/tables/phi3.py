@@ -7,12 +7,12 @@ from nemo2.models.conversion.decoder import attention, decoder, decoder_conversi
 from nemo2.models.conversion.pieces import fused_qkv, one
 from nemo2.models.conversion.positions import partial_positions, positions_of, rope_of
 from nemo2.models.conversion.settings import (
+    DERIVED,
     Config,
     Field,
     decoder_fields,
     overlaid,
     uniform_window,
-    without,
 )
 from nemo2.models.conversion.table import Row
 from nemo2.models.phi3 import Phi3Config, Phi3Model
@@ -53,7 +53,7 @@ PHI3 = decoder_conversion(
     Phi3Config,
     rows=_rows,
     fields=[
-        *without(decoder_fields(max_position_embeddings=4096, rms_norm_eps=1e-5), "head_dim"),
+        *decoder_fields(head_dim=DERIVED, max_position_embeddings=4096, rms_norm_eps=1e-5),
         Field("resid_pdrop", "hidden_dropout", 0.0),
     ],
     only={"model_type": "phi3", "hidden_act": "silu", "embd_pdrop": 0.0},

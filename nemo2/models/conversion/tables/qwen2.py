@@ -5,6 +5,7 @@ from typing import Any
 
 from nemo2.models.conversion.decoder import decoder_conversion, rows
 from nemo2.models.conversion.settings import (
+    DERIVED,
     FULL,
     SLIDING,
     Config,
@@ -14,12 +15,10 @@ from nemo2.models.conversion.settings import (
     pattern_of,
     size_of,
     window_of,
-    without,
 )
 from nemo2.models.qwen2 import Qwen2Config, Qwen2Model
 
-# config.json has no head_dim: heads are hidden_size / num_attention_heads wide.
-_FIELDS = without(decoder_fields(num_key_value_heads=32, max_position_embeddings=32768), "head_dim")
+_FIELDS = decoder_fields(head_dim=DERIVED, num_key_value_heads=32, max_position_embeddings=32768)
 _ONLY = {"model_type": "qwen2", "hidden_act": "silu"}
 
 

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The conversion of Qwen 1.5 MoE and Qwen 2 57B-A14B."""
 
+from typing import Any
+
 from nemo2.models.conversion.decoder import decoder_conversion
 from nemo2.models.conversion.experts import (
     EXPERT_LAYERS,
@@ -9,9 +11,25 @@ from nemo2.models.conversion.experts import (
     shared_experts,
 )
 from nemo2.models.conversion.pieces import one
-from nemo2.models.conversion.settings import Field, decoder_fields, expert_fields, without
+from nemo2.models.conversion.settings import (
+    DERIVED,
+    FULL,
+    SLIDING,
+    Config,
+    Field,
+    Translation,
+    decoder_fields,
+    expert_fields,
+    refusal,
+)
 from nemo2.models.conversion.table import Row
 from nemo2.models.qwen2_moe import Qwen2MoEConfig, Qwen2MoEModel
+
+
+def _refuse_windows(hf: Config) -> dict[str, Any]:
+    if SLIDING in (hf.get("layer_types") or ()):
+        raise refusal(hf, "layer_types", f"use_sliding_window is not set, so each layer must be {FULL!r}")
+    return {}
 
 
 def _rows(config: Qwen2MoEConfig) -> list[Row]:
@@ -32,7 +50,7 @@ QWEN2_MOE = decoder_conversion(
     Qwen2MoEConfig,
     rows=_rows,
     fields=[
-        *without(decoder_fields(num_key_value_heads=16, max_position_embeddings=32768), "head_dim"),
+        *decoder_fields(head_dim=DERIVED, num_key_value_heads=16, max_position_embeddings=32768),
         Field("qkv_bias", "add_qkv_bias", True),
         *expert_fields(
             moe_intermediate_size=1408,
@@ -43,5 +61,5 @@ QWEN2_MOE = decoder_conversion(
         ),
     ],
     only={"model_type": "qwen2_moe", "hidden_act": "silu", "use_sliding_window": False},
-    translations=[EXPERT_LAYERS, expert_weights()],
+    translations=[Translation(_refuse_windows), EXPERT_LAYERS, expert_weights()],
 )

@@ -4,7 +4,7 @@
 from typing import Any
 
 from nemo2.models.conversion.decoder import decoder_conversion, rows
-from nemo2.models.conversion.settings import Config, Translation, decoder_fields, rotated_layers, without
+from nemo2.models.conversion.settings import DERIVED, Config, Translation, decoder_fields, rotated_layers
 from nemo2.models.smollm3 import SmolLM3Config, SmolLM3Model
 
 
@@ -19,8 +19,8 @@ SMOLLM3 = decoder_conversion(
     SmolLM3Model,
     SmolLM3Config,
     rows=rows,
-    fields=without(
-        decoder_fields(num_key_value_heads=4, max_position_embeddings=32768, tie_word_embeddings=True), "head_dim"
+    fields=decoder_fields(
+        head_dim=DERIVED, num_key_value_heads=4, max_position_embeddings=32768, tie_word_embeddings=True
     ),
     only={"model_type": "smollm3", "hidden_act": "silu", "attention_bias": False, "mlp_bias": False}
     | {"use_sliding_window": False},

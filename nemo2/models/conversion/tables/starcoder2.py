@@ -7,6 +7,7 @@ from nemo2.models.conversion.decoder import attention, decoder, decoder_conversi
 from nemo2.models.conversion.pieces import one
 from nemo2.models.conversion.positions import rope_fields, rope_of
 from nemo2.models.conversion.settings import (
+    DERIVED,
     Config,
     Field,
     Translation,
@@ -42,13 +43,13 @@ STARCODER2 = decoder_conversion(
     fields=[
         *without(
             decoder_fields(
+                head_dim=DERIVED,
                 num_key_value_heads=2,
                 max_position_embeddings=4096,
                 initializer_range=0.018042,
                 tie_word_embeddings=True,
             ),
             "rms_norm_eps",
-            "head_dim",
         ),
         Field("norm_epsilon", "layernorm_epsilon", 1e-5),
         Field("residual_dropout", "hidden_dropout", 0.0),

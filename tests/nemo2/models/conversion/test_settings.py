@@ -260,6 +260,8 @@ def test_a_released_config_json_is_our_named_configuration(name: str) -> None:
         ({"architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3", "n_routed_experts": 8, "n_group": 1,
           "moe_intermediate_size": 8, "num_experts_per_tok": 1, "topk_group": 1, "rms_norm_eps": 1e-6},
          "num_experts_per_tok=1: .* a single expert"),
+        ({"architectures": ["Qwen2MoeForCausalLM"], "model_type": "qwen2_moe", "layer_types": ["sliding_attention"] * 4},
+         "layer_types=.* use_sliding_window"),
         ({"architectures": ["SmolLM3ForCausalLM"], "model_type": "smollm3", "use_sliding_window": True},
          "use_sliding_window=True: .* False"),
         ({"architectures": ["OlmoeForCausalLM"], "model_type": "olmoe", "clip_qkv": 8.0}, "clip_qkv=8.0: .* None"),
@@ -300,7 +302,7 @@ def test_what_our_model_can_t_be_is_refused_by_field_and_value(fields: Any, word
     [
         ("llama.Llama3Config8B", {"window_size": (127, 0)}, r"window=\[128.*it would become \[None"),
         ("mistral.MistralConfig7B", {"add_qkv_bias": True}, r"add_qkv_bias=True \(it would become False\)"),
-        ("qwen2.Qwen2Config7B", {"kv_channels": 64}, "kv_channels=64"),
+        ("baichuan.Baichuan2Config7B", {"kv_channels": 64}, "kv_channels=64"),
         ("gpt3.GPTConfig175B", {}, "layernorm_zero_centered_gamma=True"),
         ("starcoder2.Starcoder2Config3B", {"bias_activation_fusion": False}, "activation_func='GELU'"),
         ("baichuan.Baichuan2Config7B", {"normalize_output_layer": False}, "normalize_output_layer=False"),
