@@ -84,12 +84,13 @@ def train(
     steps: int = 4,
     precision: str = "32",
     save: str | Path | None = None,
+    save_every: int | None = None,
     ckpt_path: str | Path | None = None,
     strategy: dict[str, Any] | None = None,
     **config: Any,
 ) -> dict[str, Any]:
-    """A tiny Llama trained under a strategy. ``save``: the checkpoint of the last step goes there, as ``step=N``."""
-    from nemo2.checkpoint.model_checkpoint import ModelCheckpoint
+    """A tiny Llama trained under a strategy. ``save``: the checkpoint of the last step goes there, as ``step=N``, and
+    those of every ``save_every`` steps."""
     from nemo2.mcore.precision import MegatronMixedPrecision
     from nemo2.training.trainer import Trainer
 
@@ -97,9 +98,8 @@ def train(
     recorder, gradients = small_runs.Recorder(), FirstGradients()
     callbacks: list[Any] = [recorder, gradients]
     if save is not None:
-        callbacks.append(
-            ModelCheckpoint(dirpath=str(save), save_optim_on_train_end=True, filename="{step}", save_last=False)
-        )
+        every = {"every_n_train_steps": save_every, "save_top_k": -1} if save_every else {}
+        callbacks.append(small_runs.keep(save, **every))
     trainer = Trainer(
         devices=torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1,
         max_steps=steps,

@@ -7,7 +7,7 @@ import pytest
 
 from support import adapted_runs, transformed_runs
 from support.nightly import daily_and_nightly, each_case, requested
-from support.transformed_runs import EXPERTS, STEPS
+from support.transformed_runs import EXPERTS, LAST_STEP, STEPS
 
 PROJECTIONS = ["linear_q_down_proj", "linear_q_up_proj", "linear_kv_down_proj", "linear_kv_up_proj", "linear_proj"]
 ATTENTION: dict[str, tuple[str, list[str], dict[str, Any]]] = {
@@ -87,7 +87,7 @@ def two_ranks(directory: str, resumed: list[tuple[str, str]], layers: list[int])
             "strategy": adapted_runs.LAYOUTS["pp2"] | {"precision": "bf16-mixed"},
         }
         place = f"{directory}/half {layer}"
-        found["half", layer] = adapted_runs.train(f"{directory}/dense", "LoRA", "pp2", steps=8, **half)
+        found["half", layer] = adapted_runs.train(f"{directory}/dense", "LoRA", "pp2", steps=LAST_STEP, **half)
         adapted_runs.train(f"{directory}/dense", "LoRA", "pp2", to=place, save=True, **half)
         found["half", layer, "resumed"] = adapted_runs.train(
             f"{directory}/dense", "LoRA", "pp2", resume=f"{place}/pp2/step={STEPS}", **half
@@ -186,4 +186,4 @@ def test_a_stage_without_additions_goes_on_with_the_others_in_half_precision(run
     """Its optimizer has no fp32 copies of parameters, and the plain part of a checkpoint is one rank's for all."""
     for rank in runs["two"]:
         whole, resumed = rank["half", layer]["losses"], rank["half", layer, "resumed"]["losses"]
-        assert len(whole) == 8 and resumed == whole[STEPS:]
+        assert len(whole) == LAST_STEP and resumed == whole[STEPS:]

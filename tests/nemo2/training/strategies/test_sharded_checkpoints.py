@@ -14,9 +14,10 @@ KINDS = ["FSDP2Strategy", "FSDPStrategy", "Megatron-FSDP"]
 WEIGHTS = {"ckpt_load_optimizer": False}
 TENSORS_CUT = {"tensor_model_parallel_size": 2, "sequence_parallel": True}
 STOP = 2
-INTERRUPTED = [(kind, case) for kind in KINDS for case in ("frozen for some steps", "frozen")]
-INTERRUPTED += [(kind, "overflowing") for kind in KINDS[:2]] + [(KINDS[2], "biased experts"), (KINDS[2], "adapters")]
-INTERRUPTED += [("MegatronStrategy", "experts with dropout")]
+DAILY = [(kind, "frozen for some steps") for kind in KINDS]
+DAILY += [(kind, "overflowing") for kind in KINDS[:2]] + [(KINDS[2], "biased experts"), (KINDS[2], "adapters")]
+DAILY += [("MegatronStrategy", "experts with dropout")]
+INTERRUPTED = [*DAILY, *((kind, "frozen") for kind in KINDS)]
 """A layer without updates, for some steps or all; steps whose gradients are infinite under the loss scale; a buffer, and a part
 of a model, in 16 bits, whose weights the strategy would start from otherwise; random streams of the ranks' own."""
 BIASED_EXPERTS = {
@@ -64,7 +65,6 @@ class Spoil(pl.Callback):
 def on_what_is_no_number(directory: str) -> dict[str, Any]:
     from nemo2.callbacks import LossGuard
     from nemo2.checkpoint.directory import finished
-    from nemo2.checkpoint.model_checkpoint import ModelCheckpoint
 
     def fit(kind: str, *callbacks: Any) -> Any:
         small_runs.release()
@@ -75,7 +75,7 @@ def on_what_is_no_number(directory: str) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for kind in KINDS:
         place = f"{directory}/{kind}"
-        keep = ModelCheckpoint(dirpath=place, filename="{step}", every_n_train_steps=1, save_top_k=-1, save_last=False)
+        keep = small_runs.keep(place, every_n_train_steps=1, save_top_k=-1)
         found[kind] = _caught(lambda kind=kind, keep=keep: fit(kind, Spoil(), keep))
         found[f"{kind}, left"] = [manifest.step for _, manifest in finished(Path(place))]
     guard = LossGuard(on_nonfinite="skip")
@@ -89,8 +89,7 @@ def on_two_ranks(directory: str, exchanging: list[str]) -> dict[str, Any]:
     runs: dict[str, Any] = {}
     for kind in KINDS:
         place = f"{directory}/{kind}"
-        runs[f"{kind}, uninterrupted"] = train(kind)
-        runs[f"{kind}, stopped"] = train(kind, steps=STOP, save=place)
+        runs[f"{kind}, uninterrupted"] = train(kind, save=place, save_every=STOP)
         runs[f"{kind}, resumed"] = train(kind, ckpt_path=f"{place}/step={STOP}")
     runs["MegatronStrategy"] = train("MegatronStrategy", steps=STOP + 1, strategy=TENSORS_CUT)
     train("MegatronStrategy", steps=STOP, save=f"{directory}/megatron", strategy=TENSORS_CUT)
@@ -116,7 +115,7 @@ def on_two_ranks(directory: str, exchanging: list[str]) -> dict[str, Any]:
     return runs
 
 
-def interrupted(directory: str) -> dict[tuple[str, str], tuple[list[float], list[float]]]:
+def interrupted(directory: str, cases: list[tuple[str, str]]) -> dict[tuple[str, str], tuple[list[float], list[float]]]:
     """The losses after the save, of a run and of one that is resumed from there."""
     import nemo2 as nl
     from nemo2.callbacks import LayerFreezer
@@ -134,11 +133,12 @@ def interrupted(directory: str) -> dict[tuple[str, str], tuple[list[float], list
             model.model_transform = LoRA(dim=4, lora_B_init_method="normal", dropout=dropping[case])
         sizes = {"expert_model_parallel_size": 2} if kind == "MegatronStrategy" else {}
         strategy = sharded_runs.strategies()[kind](restore_config=restore_config, **sizes)
-        run = {"max_steps": 2 * STOP + 1, "callbacks": [*freezing, *callbacks], "precision": precision} | options
+        steps = 2 * STOP + (case == "frozen for some steps")  # one more, for what is updated late
+        run = {"max_steps": steps, "callbacks": [*freezing, *callbacks], "precision": precision} | options
         return small_runs.fit(model, strategy=strategy, **run)["losses"]
 
     found = {}
-    for kind, case in INTERRUPTED:
+    for kind, case in cases:
         place, base = f"{directory}/{kind} {case}", None
         keep = small_runs.keep(place, every_n_train_steps=STOP, save_top_k=-1)
         if case == "adapters":
@@ -149,15 +149,16 @@ def interrupted(directory: str) -> dict[tuple[str, str], tuple[list[float], list
     return found
 
 
-@pytest.mark.parametrize(("kind", "case"), INTERRUPTED)
+@pytest.mark.parametrize(("kind", "case"), each_case(INTERRUPTED, DAILY))
 def test_what_is_kept_beside_updated_parameters_is_resumed_bit_by_bit(goes_on, kind, case):
     whole, resumed = goes_on[kind, case]
     assert resumed == whole and len(set(whole)) > 1
 
 
 @pytest.fixture(scope="module")
-def goes_on(run_on_ranks, tmp_path_factory) -> dict[Any, Any]:
-    return run_on_ranks(interrupted, 2, str(tmp_path_factory.mktemp("interrupted")), timeout=280)[0]
+def goes_on(request, run_on_ranks, tmp_path_factory) -> dict[Any, Any]:
+    cases = requested(request, "kind", "case")
+    return run_on_ranks(interrupted, 2, str(tmp_path_factory.mktemp("interrupted")), cases, timeout=280)[0]
 
 
 def on_one_rank(directory: str) -> dict[str, Any]:
