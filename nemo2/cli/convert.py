@@ -16,10 +16,10 @@ from nemo2.cli.commands import refuse_all_but
 from nemo2.cli.flags import Folder, Overwrite
 from nemo2.cli.run_names import Checkpoint, checkpoint_called
 from nemo2.cli.sources import configured
-from nemo2.config.dtypes import named_dtype
+from nemo2.config.dtypes import ShortDtype, named_dtype
 
 _Dtype = Annotated[
-    Optional[Literal["bf16", "fp16", "fp32"]],
+    Optional[ShortDtype],
     typer.Option(
         help="Data type of the written weights. Default: that of the weights; of adapters, that of their base model."
     ),

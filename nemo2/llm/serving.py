@@ -221,7 +221,7 @@ def deploy(
         port=fastapi_port,
         tensor_parallel_size=tensor_parallelism_size,
         pipeline_parallel_size=pipeline_parallelism_size,
-        dtype=own_dtype(dtype) or dtype,
+        dtype=own_dtype(dtype),
         max_length=min(max_input_len + max_output_len, run_length) if vllm else None,
         model_name=triton_model_name if triton_model_name != "triton_model" else None,
     )

@@ -10,7 +10,6 @@ before the student.
 
 import copy
 import logging
-import math
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -29,6 +28,7 @@ from nemo2.base.errors import ConfigError
 from nemo2.base.names import did_you_mean
 from nemo2.checkpoint.foreign_files import read_yaml
 from nemo2.config.capture import configurable
+from nemo2.config.domains import Domain
 from nemo2.config.notices import warn_without_effect
 from nemo2.config.value_types import refuse_misfits
 from nemo2.config.walk import callbacks_of, class_of
@@ -39,6 +39,13 @@ from nemo2.models.decoding import core_of
 from nemo2.models.sampling import LEAST_TEMPERATURE
 
 _log = logging.getLogger(__name__)
+
+
+_DOMAINS = {
+    "logit_kl_temperature": Domain(f"[{LEAST_TEMPERATURE}, inf)", "logits are divided by this number"),
+    "logit_kl_topk": Domain("[1, inf)", "a number of tokens", "whole", unless="set None to keep all"),
+    "kd_loss_scale": Domain("(0, inf)", "multiplies the teacher's loss"),
+}
 
 
 @configurable
@@ -60,18 +67,7 @@ class DistillationConfig:
     """The weight of the teacher's loss if the text's loss is added."""
 
     def __post_init__(self) -> None:
-        refuse_misfits(type(self), vars(self), of="DistillationConfig")
-        for name, rule, holds in (
-            (
-                "logit_kl_temperature",
-                f"finite and at least {LEAST_TEMPERATURE}",
-                LEAST_TEMPERATURE <= self.logit_kl_temperature < math.inf,
-            ),
-            ("logit_kl_topk", "at least 1, or None", self.logit_kl_topk is None or self.logit_kl_topk >= 1),
-            ("kd_loss_scale", "finite and above 0", 0 < self.kd_loss_scale < math.inf),
-        ):
-            if not holds:
-                raise ConfigError(f"DistillationConfig.{name}={getattr(self, name)} must be {rule}.")
+        refuse_misfits(type(self), vars(self), of="DistillationConfig", domains=_DOMAINS)
         if self.skip_lm_loss:
             why = "The loss is the teacher's alone: set skip_lm_loss=False to add the text's."
             warn_without_effect(why, kd_loss_scale=(self.kd_loss_scale, 1.0))
