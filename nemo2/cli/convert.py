@@ -92,7 +92,7 @@ def export_weights(
     refuse_existing(output, overwrite=overwrite)
     from nemo2.hugging_face.api import export_ckpt
     from nemo2.hugging_face.checkpoint import Checkpoint as Opened
-    from nemo2.hugging_face.importing import check_target
+    from nemo2.hugging_face.output_folders import check_target
     from nemo2.llm.peft import merge_lora
 
     if to == "checkpoint":

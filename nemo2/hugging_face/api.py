@@ -28,7 +28,8 @@ from nemo2.hugging_face.adapter_import import import_adapter
 from nemo2.hugging_face.adapter_rows import ADAPTER_CONFIG
 from nemo2.hugging_face.checkpoint import Checkpoint, name_of_weights
 from nemo2.hugging_face.exporting import export_weights
-from nemo2.hugging_face.importing import check_target, write_checkpoint
+from nemo2.hugging_face.importing import write_checkpoint
+from nemo2.hugging_face.output_folders import check_target
 from nemo2.hugging_face.tokenizers import put_tokenizer
 
 _log = logging.getLogger(__name__)

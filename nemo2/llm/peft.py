@@ -71,7 +71,7 @@ def merge_lora(
     """
     from nemo2.config.notices import only_defaults
     from nemo2.hugging_face.checkpoint import Checkpoint
-    from nemo2.hugging_face.importing import check_target
+    from nemo2.hugging_face.output_folders import check_target
     from nemo2.llm.inference import single_process_trainer
     from nemo2.models.peft.adapter import merge
     from nemo2.training.strategies.set_up import set_up

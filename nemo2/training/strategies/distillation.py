@@ -26,6 +26,7 @@ from torch import Tensor
 from nemo2.base import ranks
 from nemo2.base.errors import ConfigError
 from nemo2.base.names import did_you_mean
+from nemo2.checkpoint.context import tokenizer_settings
 from nemo2.checkpoint.foreign_files import read_yaml
 from nemo2.config.capture import configurable
 from nemo2.config.domains import Domain
@@ -123,18 +124,19 @@ class DistillationCallback(pl.Callback):
         """Raise an error if the teacher can't teach ``student`` in the layout of ``strategy``. Builds nothing."""
         checkpoint = Checkpoint.open(self.teacher_model_path).require_nemo2()
         teacher = checkpoint.model()
-        vocabularies, models = [], (student, teacher)
-        # A rehearsal knows a tokenizer that is made on first use by its size only.
-        identity = (
-            "unique_identifiers" if all(hasattr(m.tokenizer, "unique_identifiers") for m in models) else "vocab_size"
-        )
-        for model in models:
+        vocabularies, shown = [], []
+        for model in (student, teacher):
             rows = model.config.vocab_size or f"padded to a multiple of {model.config.make_vocab_size_divisible_by}"
-            vocabularies.append((getattr(model.tokenizer, identity, None), rows, f"{model.tokenizer!r}, {rows}"))
-        if vocabularies[0][:2] != vocabularies[1][:2]:
+            vocabularies.append(tokenizer_settings(model.tokenizer) | {"rows": rows})
+            shown.append(f"{model.tokenizer!r}, {rows}")
+        if not all(
+            one["tokenizer_identity"] for one in vocabularies
+        ):  # a rehearsal may know a tokenizer by its size only
+            vocabularies = [one | {"tokenizer_identity": {}} for one in vocabularies]
+        if vocabularies[0] != vocabularies[1]:
             raise ConfigError(
-                f"The teacher has another vocabulary ({vocabularies[1][2]}) than the student ({vocabularies[0][2]}). Use "
-                "two models with the same tokenizer and the same number of vocabulary rows."
+                f"The teacher has another vocabulary ({shown[1]}) than the student ({shown[0]}). Use two models with the same "
+                "tokenizer and the same number of vocabulary rows."
             )
         checkpoint.refuse_adapters()
         _refuse_layout(strategy, teacher)
