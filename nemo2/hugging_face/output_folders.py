@@ -14,7 +14,7 @@ from nemo2.hugging_face.adapter_rows import ADAPTER_CONFIG
 from nemo2.hugging_face.safetensors_files import CONFIG
 from nemo2.hugging_face.streams import refuse_full_disk
 
-_OF_CONVERSIONS = (MANIFEST, WEIGHTS_PATH, CONFIG, ADAPTER_CONFIG)
+_REPLACEABLE = (MANIFEST, WEIGHTS_PATH, CONFIG, ADAPTER_CONFIG)
 """Names in folders that ``overwrite`` replaces: checkpoints, exports and adapters."""
 
 
@@ -42,7 +42,7 @@ def check_target(target: Path | str, *, overwrite: bool, reads: Sequence[Path | 
         raise CheckpointError(
             f"{final} is not replaced, because {lost[0]} would be deleted with it. Use another directory."
         )
-    if any(final.iterdir()) and not any((final / name).exists() for name in _OF_CONVERSIONS):
+    if any(final.iterdir()) and not any((final / name).exists() for name in _REPLACEABLE):
         raise CheckpointError(
             f"{final} is not replaced, because it is neither a checkpoint nor an export. Use another directory."
         )
