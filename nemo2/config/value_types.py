@@ -82,8 +82,12 @@ def refuse_misfits(
     from nemo2.config.factories import misplaced_text  # which reads annotations with this module
 
     owner = f"{of}." if of else ""
-    lines = misplaced_text(target, arguments, of=owner)
-    wrong = [(name, value, wanted) for name, value, wanted in misfits(target, arguments, whole=True)]
+    model = arguments.get("model")
+    described = (
+        ["model"] if isinstance(model, str) and os.path.isdir(model) else []
+    )  # a checkpoint may stand for its model
+    lines = misplaced_text(target, {name: arguments[name] for name in arguments if name not in described}, of=owner)
+    wrong: list[tuple[str, Any, str]] = list(misfits(target, arguments, whole=True))
     wrong += [(name, None, wanted) for name, wanted in nones(target, arguments)]
     lines += [f"{owner}{name}={value!r}: takes {wanted}." for name, value, wanted in wrong]
     if lines:
