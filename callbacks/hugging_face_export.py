@@ -10,16 +10,18 @@ import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Optional
+from typing import Any, Optional
 
 import lightning.pytorch as pl
 
 from nemo2.base.counts import require_counts
 from nemo2.base.errors import ConfigError
+from nemo2.base.names import check_choice
 from nemo2.base.place import OF_A_RANK
 from nemo2.checkpoint.directory import temporary_name, trash_name, without_last
 from nemo2.checkpoint.lineage import why_writing_is_refused
 from nemo2.config.capture import configurable
+from nemo2.config.dtypes import ShortDtype
 
 _log = logging.getLogger(__name__)
 
@@ -55,7 +57,7 @@ class HuggingFaceExportCallback(pl.Callback):
         at_end: bool = True,
         directory: Optional[str] = None,
         keep: Optional[int] = None,
-        dtype: Optional[Literal["bf16", "fp16", "fp32"]] = None,
+        dtype: Optional[ShortDtype] = None,
     ) -> None:
         require_counts("HuggingFaceExportCallback", others=(None,), every_n_saves=every_n_saves, keep=keep)
         if every_n_saves is None and not at_end:
@@ -63,8 +65,8 @@ class HuggingFaceExportCallback(pl.Callback):
                 "HuggingFaceExportCallback would export nothing. Set every_n_saves (for example 1), or leave "
                 "at_end=True."
             )
-        if dtype not in (None, "bf16", "fp16", "fp32"):
-            raise ConfigError(f"HuggingFaceExportCallback.dtype={dtype!r}: must be 'bf16', 'fp16', 'fp32' or None.")
+        if dtype is not None:
+            check_choice("HuggingFaceExportCallback.dtype", dtype, ShortDtype)
         self.every_n_saves = every_n_saves
         self.at_end = at_end
         self.directory = directory

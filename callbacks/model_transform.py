@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Applies a transform to the model, as a callback of the trainer."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Optional
 
 import lightning.pytorch as pl
@@ -33,13 +33,17 @@ class ModelTransform(pl.Callback):
     def check_recipe(self, recipe: Any) -> None:
         """Raise the errors of `setup` about a recipe."""
         model = getattr(recipe, "model", None)
-        self._refuse_none(*(getattr(recipe, name, None) for name in ("peft", "model_transform")), of=model)
+        others = (
+            *(getattr(recipe, name, None) for name in ("peft", "model_transform")),
+            getattr(model, "model_transform", None),
+        )
+        self._refuse_none(others)
 
     def setup(self, trainer: pl.Trainer, pl_module: Any, stage: str) -> None:
-        self._refuse_none(of=pl_module)
+        self._refuse_none([getattr(pl_module, "model_transform", None)])
 
-    def _refuse_none(self, *others: Any, of: Any) -> None:
-        if all(one is None for one in (self.model_transform, getattr(of, "model_transform", None), *others)):
+    def _refuse_none(self, others: Iterable[Any]) -> None:
+        if all(one is None for one in (self.model_transform, *others)):
             raise ConfigError(
                 "ModelTransform() has no function to apply. Set ModelTransform(model_transform=...), or set "
                 "model.model_transform."

@@ -52,6 +52,7 @@ EXAMPLES: tuple[Example, ...] = (
         assigned=({"strategy.sequence_parallel": "no"}, {}),
     ),
     example("values-have-their-types", assigned=({"trainer.strategy.data_sampler": 5}, {})),
+    example("values-have-their-types", "->trainer.max_epochs=1", assigned=({"trainer.max_epochs": 1.5}, {})),
     example("parts-are-no-text", assigned=({"model.tokenizer": "my_tokenizer"}, {})),
     example("parts-are-no-text", "->trainer.plugins=bf16_mixed", assigned=({"trainer.plugins": "bf16_mixed"}, {})),
     # The launch
@@ -448,7 +449,6 @@ EXAMPLES: tuple[Example, ...] = (
     # Steps, validation, checkpoints
     example("steps-are-counts", "trainer.max_steps=-10->10"),
     example("steps-are-counts", "trainer.log_every_n_steps=-1->1"),
-    example("steps-are-counts", "->trainer.max_epochs=1", assigned=({"trainer.max_epochs": 1.5}, {})),
     example("training-has-steps", "trainer.limit_train_batches=0->1"),
     example("training-has-steps", "trainer.max_time=00:00:00:00->00:00:00:01"),
     example("training-has-steps", "trainer.max_steps=10 trainer.min_steps=11->10"),

@@ -177,7 +177,10 @@ def open_to_write(path: Path | str, flags: int = 0) -> int:
 
 
 def refuse_existing(*paths: Path | str, overwrite: Optional[bool] = None) -> None:
-    """Refuse to write where files or folders exist.
+    """Refuse to write where files or folders exist. Devices and pipes keep nothing that could be lost.
+
+    Commands replace without ``--overwrite`` only what they can make again from what is there: reports, traces and HTML pages.
+    Functions under NeMo 2.0's names that have no ``overwrite`` replace their file, as NeMo's do.
 
     Args:
         paths: The files and folders to write.
@@ -186,7 +189,8 @@ def refuse_existing(*paths: Path | str, overwrite: Optional[bool] = None) -> Non
     Raises:
         OutputExists: some of them exist, and ``overwrite`` isn't True.
     """
-    existing = [] if overwrite else [str(path) for path in paths if os.path.exists(os.path.expanduser(path))]
+    named = [Path(path).expanduser() for path in paths]
+    existing = [] if overwrite else [str(path) for path in named if path.is_file() or path.is_dir()]
     if existing:
         fix = "delete what is there" if overwrite is None else advice("--overwrite", "overwrite=True")
         raise OutputExists(

@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import fiddle as fdl
+
 from nemo2.base.advice import advice, new_name
 from nemo2.base.names import listed
 from nemo2.checkpoint.context import (
@@ -27,6 +29,7 @@ from nemo2.checkpoint.context import (
     tokenizer_settings,
 )
 from nemo2.checkpoint.directory import CONTEXT_PATH, read_manifest, sha256
+from nemo2.config.aliases import parameter_names
 from nemo2.config.show import TARGET, diff
 from nemo2.data.base import MegatronDataModule
 from nemo2.data.tokenizer_files import FIELDS, files_of
@@ -40,9 +43,12 @@ _SHAPE_FIELDS = re.compile(
     r"|moe_shared_expert_intermediate_size|share_embeddings_and_output_weights|multi_latent_attention|(q|kv)_lora_rank"
     r"|qk_head_dim|qk_pos_emb_head_dim|v_head_dim|mtp_num_layers|hybrid_override_pattern|mamba_(state_dim|head_dim|num_\w+)"
     r"|attention_output_gate|linear_(attention_freq|conv_kernel_dim|(key|value)_head_dim|num_(key|value)_heads))$"
+    r"|^model_transform\.(dim|target_modules|exclude_modules|modules_to_save)$"
     rf"|^(?!.*overlap).*{TARGET}$"
 )
 """Fields of a model that decide its parameters and their sizes. "class" stands for the model's class."""
+_SIZES = re.compile(r"\b(hidden_size|ffn_hidden_size|num_attention_heads|kv_channels|model_transform\.dim)$")
+"""Those that decide the shape of a weight in every family, whatever the strictness of loading."""
 _HARMLESS = re.compile(
     r"recompute_|fusion|overlap|attention_backend|transformer_impl|cuda_graph|offload|num_workers|pin_memory|persistent_workers"
     r"|prefetch|index_mapping_dir|mmap_bin_files|num_dataset_builder_threads|init_method|perform_initialization"
@@ -51,8 +57,6 @@ _HARMLESS = re.compile(
 )
 _DECIDED_ELSEWHERE = re.compile(r"(_parallel_size|_parallel|(?<!main_)params_dtype|pipeline_dtype|autocast_dtype)$")
 """Fields that aren't compared here: the layout, which may change freely, and the precision."""
-_OF_ADAPTERS = ("dim", "target_modules", "exclude_modules", "modules_to_save")
-"""Settings of a PEFT method that decide which parameters there are, and their sizes."""
 _HASH = re.compile("[0-9a-f]{32,}")
 
 
@@ -63,6 +67,11 @@ class Difference(NamedTuple):
     field: str
     before: Any = None
     now: Any = None
+
+    @property
+    def of_shapes(self) -> bool:
+        """Whether weights have other shapes."""
+        return _SIZES.search(self.field) is not None and None not in (self.before, self.now)
 
     def __str__(self) -> str:
         if self.before is self.now is None:
@@ -108,21 +117,20 @@ def changes_since(checkpoint: Path, trainer: Any) -> Changes:
     deciding = _contradictions(checkpoint, trainer.lightning_module)
     for part, config in described_parts(trainer).items():
         try:
-            differing = diff(load_context(checkpoint, part, build=False), config)
+            stored = load_context(checkpoint, part, build=False)
+            _join_names(*(getattr(one, "model_transform", None) for one in (stored, config)))
+            differing = diff(stored, config)
         # There is no description, or its classes can't be imported. Training doesn't need the comparison.
         except Exception:
             continue
         copies = checkpoint / CONTEXT_PATH / TOKENIZER_FILES
         files = files_of(config) if part == "tokenizer" and copies.is_dir() else {}
         for change in differing:
-            if change.path.startswith(tuple(f"model_transform.{name}" for name in _OF_ADAPTERS)):
-                continue  # compared below, as the method takes them
             # Files are compared by content: those of the checkpoint are copies.
             if not _DECIDED_ELSEWHERE.search(change.path) and not (files and change.path in FIELDS):
                 _sort(changes, part, change.path, change.old, change.new, deciding=deciding)
         if files:
             _compare_files(changes, copies, files)
-    _compare_methods(changes, checkpoint, getattr(trainer.lightning_module, "model_transform", None))
     return changes
 
 
@@ -144,15 +152,14 @@ def _compare_settings(changes: Changes, before: Mapping[str, Any], now: Mapping[
             _sort(changes, part, name, before[name], value)
 
 
-def _compare_methods(changes: Changes, checkpoint: Path, method: Any) -> None:
-    """Compare the parameters that two PEFT methods train. The order of names doesn't matter."""
-    with contextlib.suppress(Exception):  # as in `changes_since`
-        stored = load_context(checkpoint, "model").model_transform
-        for name in _OF_ADAPTERS if None not in (stored, method) else ():
-            values = (getattr(one, name, None) for one in (stored, method))
-            before, now = (sorted({*value}) if isinstance(value, list) else value for value in values)
-            if before != now and type(stored) is type(method):
-                changes.unfit.append(Difference("model", f"model_transform.{name}", before, now))
+def _join_names(*methods: Any) -> None:
+    """Make one text of each list of names of PEFT methods' configs, as the methods take it: with the default, and in any
+    order."""
+    for method in methods:
+        with contextlib.suppress(Exception):  # of a user's class, whose lists are compared as they are
+            for name, value in vars(fdl.build(method)).items() if isinstance(method, fdl.Buildable) else ():
+                if isinstance(value, list) and name in parameter_names(method.__fn_or_cls__):
+                    setattr(method, name, ", ".join(sorted({*value})))
 
 
 def unfit_changes(checkpoint: Path, *, model_config: Any, tokenizer: Any, method: Any = None) -> list[Difference]:
@@ -170,11 +177,14 @@ def unfit_changes(checkpoint: Path, *, model_config: Any, tokenizer: Any, method
     now = {} if tokenizer is None else tokenizer_settings(tokenizer)
     _compare_settings(changes, before, {name: value for name, value in now.items() if value})
     with contextlib.suppress(Exception):  # as in `changes_since`
-        stored = getattr(load_context(checkpoint, "model", build=False), "config", None)
-        for change in diff(stored, described(model_config)) if None not in (stored, model_config) else ():
-            if not _DECIDED_ELSEWHERE.search(change.path):
-                _sort(changes, "model", f"config.{change.path}", change.old, change.new)
-    _compare_methods(changes, checkpoint, method)
+        stored = load_context(checkpoint, "model", build=False)
+        for name, one in {"config": model_config, "model_transform": method}.items():
+            old, new = getattr(stored, name, None), None if one is None else described(one)
+            if name == "model_transform":
+                _join_names(old, new)
+            for change in diff(old, new) if None not in (old, new) else ():
+                if not _DECIDED_ELSEWHERE.search(change.path):
+                    _sort(changes, "model", f"{name}.{change.path}", change.old, change.new)
     return changes.unfit
 
 

@@ -16,10 +16,10 @@ from nemo2.cli.commands import refuse_all_but
 from nemo2.cli.flags import Folder, Overwrite
 from nemo2.cli.run_names import Checkpoint, checkpoint_called
 from nemo2.cli.sources import configured
-from nemo2.config.dtypes import named_dtype
+from nemo2.config.dtypes import ShortDtype, named_dtype
 
 _Dtype = Annotated[
-    Optional[Literal["bf16", "fp16", "fp32"]],
+    Optional[ShortDtype],
     typer.Option(
         help="Data type of the written weights. Default: that of the weights; of adapters, that of their base model."
     ),
@@ -92,7 +92,7 @@ def export_weights(
     refuse_existing(output, overwrite=overwrite)
     from nemo2.hugging_face.api import export_ckpt
     from nemo2.hugging_face.checkpoint import Checkpoint as Opened
-    from nemo2.hugging_face.importing import check_target
+    from nemo2.hugging_face.output_folders import check_target
     from nemo2.llm.peft import merge_lora
 
     if to == "checkpoint":

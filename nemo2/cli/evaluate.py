@@ -10,11 +10,11 @@ import typer
 
 from nemo2.base.columns import columns
 from nemo2.base.errors import ConfigError
-from nemo2.base.files import text_of
+from nemo2.base.files import refuse_existing, text_of
 from nemo2.cli.adapter import AT_LEAST_1, Result
 from nemo2.cli.begin_from import Weights, WeightsOption, named_weights
 from nemo2.cli.commands import as_json, only_with, refuse_all_but
-from nemo2.cli.flags import Output, Performance, set_on_command_line
+from nemo2.cli.flags import Output, OverwriteFile, Performance, set_on_command_line
 from nemo2.cli.launching import LAUNCHING, LaunchOptions, changes_of, launched, logged
 from nemo2.cli.own_data import Data
 from nemo2.cli.run_names import checkpoint_called
@@ -37,6 +37,7 @@ def evaluate(
     stride: Annotated[Optional[int], AT_LEAST_1] = None,
     batch_size: Annotated[int, AT_LEAST_1] = 8,
     output: Output = None,
+    overwrite: OverwriteFile = False,
     recipe: Optional[str] = None,
     data: Data = None,
     performance: Performance = False,
@@ -65,13 +66,27 @@ def evaluate(
     """
     only_with("tasks", "include", "trust_tasks", "fewshot", "limit", "output")
     only_with("include", "trust_tasks")
+    only_with("output", "overwrite")
     only_with("text", "stride")
     names = [name.strip() for name in (tasks or "").split(",") if name.strip()]
     if tasks is not None and not names:
         raise ConfigError(f"--tasks {tasks!r}: name at least one task, such as arc_easy.")
     if text or names:
-        measured = ("text", "tasks", "include", "trust_tasks", "fewshot", "limit", "stride", "batch_size", "output")
+        measured = (
+            "text",
+            "tasks",
+            "include",
+            "trust_tasks",
+            "fewshot",
+            "limit",
+            "stride",
+            "batch_size",
+            "output",
+            "overwrite",
+        )
         refuse_all_but("checkpoint", "source", "as_json", *measured, why="with --text or --tasks")
+        if output is not None:
+            refuse_existing(output, overwrite=overwrite)
         lm_eval = {
             "task_folder": None if include is None else str(include),
             "num_fewshot": fewshot,

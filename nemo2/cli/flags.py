@@ -32,6 +32,7 @@ Prefix = Annotated[Path, typer.Option("--output", "-o", callback=_file)]
 Html = Annotated[Optional[Path], typer.Option("--html", callback=_file)]
 Folder = Annotated[Path, typer.Option("--output", "-o", callback=output_folder, help="Directory to write.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace an existing directory.")]
+OverwriteFile = Annotated[bool, typer.Option("--overwrite", help="Replace an existing file of --output.")]
 Performance = Annotated[bool, typer.Option("--performance", help="Use the recipe's performance mode.")]
 
 

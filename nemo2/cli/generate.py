@@ -8,12 +8,12 @@ from typing import Annotated, Any, Optional
 import typer
 
 from nemo2.base.errors import ConfigError
-from nemo2.base.files import text_of, write_file
+from nemo2.base.files import refuse_existing, text_of, write_file
 from nemo2.cli.adapter import AT_LEAST_1, Result
 from nemo2.cli.begin_from import WeightsOption, named_weights
 from nemo2.cli.chat import chat as converse
 from nemo2.cli.commands import as_json, not_with, only_with, refuse_all_but
-from nemo2.cli.flags import Html, Output
+from nemo2.cli.flags import Html, Output, OverwriteFile
 
 _STANDARD = Path("-")
 """Standard input or output, in place of a file name."""
@@ -38,6 +38,7 @@ def generate(
     batch_size: Annotated[int, AT_LEAST_1] = 4,
     seed: int = 1234,
     output: Output = None,
+    overwrite: OverwriteFile = False,
     html: Html = None,
     trust_remote_code: bool = False,
 ) -> Result:
@@ -70,6 +71,7 @@ def generate(
     """
     only_with("temperature", "top_k", "top_p", "min_p", "seed")
     not_with("as_json", "output", "html")
+    only_with("output", "overwrite")
     chat = chat or (not prompt and not prompts_file and sys.stdin.isatty())
     named = checkpoints or [None]
     sampling: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
@@ -97,6 +99,8 @@ def generate(
         )
     if prompts_file is not None and prompts_file != _STANDARD:
         text_of(prompts_file)  # refused before torch is imported
+    if output is not None and output != _STANDARD:
+        refuse_existing(output, overwrite=overwrite)
     texts = [sys.stdin.read() if text == "-" else text for text in prompt or ()]
     paths = [named_weights(checkpoint, source) for checkpoint in named]
     from nemo2.llm.api import generate as entry

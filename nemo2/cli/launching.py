@@ -128,7 +128,7 @@ def launched(recipe: Any, *, name: str, changes: list[str], options: LaunchOptio
     gpus_per_node = getattr(where, "gpus_per_node", None)
     recipe = on_machine(recipe, options=options, gpus_per_node=gpus_per_node)
     if kind is not None:
-        _refuse_other_gpus(kind, executor, dryrun=options.dryrun, profile=profile.gpu if profile else "")
+        _refuse_other_gpus(kind, executor, machine, dryrun=options.dryrun, profile=profile.gpu if profile else "")
     print_start(recipe, name, executor, machine, profile, changes=changes)
     if executor != "local" and not (options.yes or options.dryrun) and sys.stdin.isatty():
         typer.confirm(f"Submit to {executor!r}?", abort=True)
@@ -152,7 +152,7 @@ def launched(recipe: Any, *, name: str, changes: list[str], options: LaunchOptio
     print_end(result)
 
 
-def _refuse_other_gpus(kind: str, executor: str, *, dryrun: bool, profile: str) -> None:
+def _refuse_other_gpus(kind: str, executor: str, machine: Machine, *, dryrun: bool, profile: str) -> None:
     """Raise ConfigError if a run names GPUs that its machine lacks: other GPUs than the cluster's ``profile`` names, or
     GPUs that this machine doesn't have. A dry run on this machine may name any."""
     if profile and Machine.named(profile).gpu != Machine.named(kind).gpu:
@@ -160,9 +160,9 @@ def _refuse_other_gpus(kind: str, executor: str, *, dryrun: bool, profile: str) 
             f"--gpus {kind}: the nodes of {executor!r} have {profile} GPUs (gpu in its profile). Name these GPUs, give "
             "only a number, or correct the profile."
         )
-    if executor != "local" or dryrun or (here := Machine.here()).model == kind.partition("-")[0].lower():
+    if executor != "local" or dryrun or not machine.lacks_its_gpus:
         return
     raise ConfigError(
-        f"--gpus {kind}: the run would start on {here.describe()}. Use --devices instead of --gpus, name a cluster with "
-        "--executor, or add --dryrun."
+        f"--gpus {kind}: the run would start on {Machine.here().describe()}. Use --devices instead of --gpus, name a cluster "
+        "with --executor, or add --dryrun."
     )

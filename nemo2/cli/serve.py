@@ -9,6 +9,7 @@ import typer
 
 from nemo2.cli.adapter import AT_LEAST_1
 from nemo2.cli.begin_from import Weights, WeightsOption, named_weights
+from nemo2.config.dtypes import ShortDtype
 
 
 def serve(
@@ -19,7 +20,7 @@ def serve(
     host: str = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65535)] = 8000,
     tensor_parallel: Annotated[int, typer.Option("--tensor-parallel", "-tp", min=1)] = 1,
-    dtype: Optional[Literal["bf16", "fp16", "fp32"]] = None,
+    dtype: Optional[ShortDtype] = None,
     max_length: Annotated[Optional[int], AT_LEAST_1] = None,
     name: Optional[str] = None,
     merge: bool = False,

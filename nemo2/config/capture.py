@@ -170,7 +170,7 @@ def remembers_arguments(cls: type) -> bool:
     return getattr(cls.__init__, _WRAPPED, False)
 
 
-def checked(fn: _T) -> _T:
+def check_arguments(fn: _T) -> _T:
     """Refuse arguments of a function that aren't of their type or that it doesn't have. Unlike a `configurable` function,
     no recipe can name it, so that a file from elsewhere can't call it."""
     signature = inspect.signature(fn)
@@ -180,14 +180,15 @@ def checked(fn: _T) -> _T:
         from nemo2.config.value_types import refuse_misfits
 
         kwargs = {name: read_dtype(call, name, value) for name, value in real_names(call, kwargs).items()}
-        refuse_misfits(fn, signature.bind_partial(*args, **kwargs).arguments)
+        ordered = list(signature.parameters)[: len(args)]
+        refuse_misfits(fn, signature.bind_partial(*args, **kwargs).arguments, ordered=ordered)
         return fn(*args, **kwargs)
 
     return cast(_T, call)
 
 
 def _wrap_function(fn: Callable[..., Any]) -> Callable[..., Any]:
-    call = checked(fn)
+    call = check_arguments(fn)
     setattr(call, _WRAPPED, True)
     return call
 

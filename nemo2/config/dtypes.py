@@ -15,6 +15,8 @@ from typing import Any
 from nemo2.base.errors import ConfigError
 from nemo2.config.aliases import parameters_of
 
+ShortDtype = typing.Literal["bf16", "fp16", "fp32"]
+"""The dtypes of a model's weights, under the names that options have."""
 DTYPE_NAMES = {
     "bf16": "bfloat16",
     "fp16": "float16",

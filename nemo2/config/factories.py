@@ -22,7 +22,7 @@ from nemo2.config.capture import unknown_name
 from nemo2.config.policy import named_object
 from nemo2.config.tree import Config
 from nemo2.config.typed_text import Text, WrongType, part_classes, split_items, without_annotated
-from nemo2.config.value_types import type_hints
+from nemo2.config.value_types import takes_a_list, type_hints
 
 _CALL = re.compile(r"([A-Za-z_]\w*(?:[.:]\w+)*)\s*(?:\((.*)\))?", re.DOTALL)
 
@@ -113,7 +113,7 @@ def misplaced_text(target: Callable[..., Any], arguments: Mapping[str, Any], *, 
     return [
         f"{of}{name}={text!r}: {refusal(text, classes)}"
         for name, value in arguments.items()
-        for text in (value if isinstance(value, list | tuple) else [value])
+        for text in (value if isinstance(value, list | tuple) and takes_a_list(hints.get(name, Any)) else [value])
         if isinstance(text, str) and (classes := requested_classes(text, hints.get(name, Any)))
     ]
 

@@ -5,15 +5,18 @@ Only certain mistakes are found. None, configs and objects fit everywhere, and s
 allows text, says nothing, or names a type of another library.
 """
 
+import inspect
 import os
 import types
 import typing
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import is_dataclass
 from pathlib import Path
+from types import MappingProxyType, SimpleNamespace
 from typing import Any, Optional, Union
 
+import fiddle as fdl
 from fiddle._src import signatures
 
 from nemo2.base.errors import ConfigError
@@ -38,101 +41,138 @@ def type_hints(target: Callable[..., Any]) -> dict[str, Any]:
     return hints
 
 
-def misfits(target: Callable[..., Any], arguments: Mapping[Any, Any]) -> Iterator[tuple[str, Any, str]]:
-    """Name, value, and the type that ``target`` takes, of each argument that can't be of this type."""
+def misfits(
+    target: Callable[..., Any], arguments: Mapping[Any, Any], *, whole: bool = False
+) -> Iterator[tuple[str, Any, str]]:
+    """Name, value, and the type that ``target`` takes, of each argument that can't be of this type.
+
+    ``whole``: 3.0 is no whole number. False: tables of domains decide, because a schedule of 1e4 steps is usual.
+    """
     hints = type_hints(target)
     for name, value in arguments.items():
         hint = hints.get(name, Any)
-        classes = part_classes(hint)
-        items = isinstance(value, list | tuple) and bool(classes) and _takes_a_list(hint)
-        for number, one in enumerate(value if items else [value]):
-            nothing = items and (one is None or isinstance(one, list | tuple))
+        items = _item_hint(hint) if isinstance(value, list | tuple) else None
+        for number, one in enumerate([value] if items is None else value):
             if (
-                wanted := _listed(a(cls.__qualname__) for cls in classes) if nothing else _wanted(hint, one)
+                wanted := _wanted(hint if items is None else items, one, whole=whole, item=items is not None)
             ) is not None:
-                yield f"{name}[{number}]" if items else str(name), one, wanted
+                yield str(name) if items is None else f"{name}[{number}]", one, wanted
 
 
-def refuse_misfits(target: Callable[..., Any], arguments: Mapping[str, Any], *, of: str = "") -> None:
-    """Refuse arguments of a call that aren't of their type: those of `misfits`, and what a recipe's rules leave to the
-    tables of domains: fractions and booleans for whole numbers, items of lists, no object for a part, no function.
+def refuse_misfits(
+    target: Callable[..., Any],
+    arguments: Mapping[str, Any],
+    *,
+    of: str = "",
+    ordered: Sequence[str] = (),
+    domains: Mapping[str, Any] = MappingProxyType({}),
+) -> None:
+    """Refuse arguments of a call that aren't of their type: those that the rules of a recipe refuse, and None and 3.0 where
+    a number belongs, which recipes leave to the tables of domains. Then refuse those that are out of range.
 
     Args:
         of: The object whose arguments they are, for the error. "": they have no owner.
+        ordered: The parameters whose arguments have no names in the call, in order.
+        domains: The table of the valid values of arguments (`nemo2.config.domains`).
 
     Raises:
         ConfigError: the message lists all of them.
     """
-    hints = type_hints(target)
-    wrong = {name: (value, wanted) for name, value, wanted in misfits(target, arguments)}
-    for name, value in arguments.items():
-        if (wanted := _exactly(hints.get(name, Any), value)) is not None:
-            wrong.setdefault(name, (value, wanted))
-    if wrong:
-        owner = f"{of}." if of else ""
-        lines = [f"{owner}{name}={value!r}: takes {wanted}." for name, (value, wanted) in wrong.items()]
+    from nemo2.config.domains import out_of_range
+    from nemo2.config.factories import misplaced_text  # which reads annotations with this module
+
+    owner = f"{of}." if of else ""
+    model = arguments.get("model")
+    described = (
+        ["model"] if isinstance(model, str) and os.path.isdir(model) else []
+    )  # a checkpoint may stand for its model
+    lines = misplaced_text(target, {name: arguments[name] for name in arguments if name not in described}, of=owner)
+    wrong: list[tuple[str, Any, str]] = list(misfits(target, arguments, whole=True))
+    wrong += [(name, None, wanted) for name, wanted in nones(target, arguments)]
+    lines += [f"{owner}{name}={value!r}: takes {wanted}." for name, value, wanted in wrong]
+    if lines:
+        named = {line.removeprefix(owner).partition("=")[0].partition("[")[0] for line in lines}
+        if not named.isdisjoint(ordered[1:]):
+            order = [
+                name for name, one in inspect.signature(target).parameters.items() if one.kind is not one.KEYWORD_ONLY
+            ]
+            shown = ", ".join(order[: len(ordered) + 1]) + (", ..." if len(order) > len(ordered) + 1 else "")
+            lines.append(f"Arguments without a name stand in this order: {target.__name__}({shown}).")
         raise ConfigError("\n".join(lines), rule="values-have-their-types")
+    if lines := [*out_of_range(SimpleNamespace(**arguments), of, domains, others=False)]:
+        raise ConfigError("\n".join(lines))
 
 
-def _exactly(hint: Any, value: Any) -> Optional[str]:
-    """What the annotation takes, if ``value`` is nothing of it. None: it is, or the annotation is one of many kinds."""
-    choices, classes = _choices(hint), part_classes(hint)
-    if value is None and (choices != [hint] or not (hint in _NUMBERS or classes)):
+def nones(target: Callable[..., Any], arguments: Mapping[Any, Any]) -> Iterator[tuple[str, str]]:
+    """Name of each argument that is None, and the number, switch or part that ``target`` takes in its place and None of."""
+    hints = type_hints(target)
+    for name in (name for name, value in arguments.items() if value is None):
+        if (wanted := _in_place_of_none(hints.get(name))) is not None:
+            yield str(name), wanted
+
+
+def _in_place_of_none(hint: Any) -> Optional[str]:
+    hint = without_annotated(hint)
+    if _choices(hint) != [hint]:
         return None
-    if choices == [int]:
-        return None if hasattr(value, "__index__") and not isinstance(value, bool) else "a whole number"
-    if choices == [bool]:
-        return None if value in (0, 1) else "True or False"
+    return _NUMBERS.get(hint) or _listed(a(cls.__qualname__) for cls in part_classes(hint)) or None
+
+
+def _wanted(hint: Any, value: Any, *, whole: bool, item: bool) -> Optional[str]:
+    """What the annotation takes, if ``value`` is certainly nothing of it. None: it may be.
+
+    ``item``: the value is one of a list, where neither None nor a further list is a part.
+    """
+    choices, classes = _choices(hint), part_classes(hint)
+    parts = _listed(a(cls.__qualname__) for cls in classes)
+    if item and (value is None or (classes and isinstance(value, list | tuple))):
+        return parts or ("text" if hint is str else _in_place_of_none(hint))
+    if value is None or isinstance(value, fdl.Buildable):
+        return None
+    literals = [choice for choice in choices if typing.get_origin(choice) is typing.Literal]
+    texts = [text for choice in literals for text in typing.get_args(choice)]
+    numbers = [choice for choice in choices if choice not in literals]
+    if numbers and all(choice in _NUMBERS for choice in numbers):
+        wrong = value not in texts if isinstance(value, str) else isinstance(value, bytes | list | tuple | dict | set)
+        if choices == [bool]:
+            wrong = wrong or value not in (0, 1)
+        elif choices == [int]:
+            no_float = whole or value % 1 > 0 if isinstance(value, float) else not hasattr(value, "__index__")
+            wrong = wrong or no_float  # inf % 1 is no number
+        wrong = wrong or (isinstance(value, bool) and choices in ([int], [float]))
+        taken = [choice for choice in numbers if choice is not int or float not in numbers]
+        return _listed([*(_NUMBERS[choice] for choice in taken), *map(repr, texts)]) if wrong else None
+    if choices == [str]:
+        return "text" if isinstance(value, int | float | list | tuple) else None
     if set(choices) == {str, Path}:
         return None if isinstance(value, str | os.PathLike) else "a path"
     if choices and all(typing.get_origin(choice) is Callable for choice in choices):
         return None if callable(value) else "a function"
     if len(classes) == len(choices) == 1 and is_dataclass(classes[0]):
-        return None if isinstance(value, classes) else a(classes[0].__qualname__)
-    if choices and all(typing.get_origin(choice) in _LISTS for choice in choices):
-        if not isinstance(value, list | tuple):
-            return "a list" if isinstance(value, str | int | float | dict) else None
-        item = typing.get_args(choices[0])[0]
-        text = item is str and any(not isinstance(one, str | os.PathLike) for one in value)
-        word = "text" if text else next((word for one in value if (word := _exactly(item, one)) is not None), None)
-        return word and f"a list whose items are each {word}"
-    return None
-
-
-def nones(target: Callable[..., Any], arguments: Mapping[Any, Any]) -> Iterator[tuple[str, str]]:
-    """Name of each argument that is None, and the number or switch that ``target`` takes in its place and None of."""
-    hints = type_hints(target)
-    for name in (name for name, value in arguments.items() if value is None):
-        if (wanted := _NUMBERS.get(without_annotated(hints.get(name)))) is not None:
-            yield str(name), wanted
-
-
-def _wanted(hint: Any, value: Any) -> Optional[str]:
-    """What the annotation takes, if ``value`` is certainly nothing of it. None: it may be."""
-    choices = _choices(hint)
-    literals = [choice for choice in choices if typing.get_origin(choice) is typing.Literal]
-    texts = [text for choice in literals for text in typing.get_args(choice)]
-    numbers = [choice for choice in choices if choice not in literals]
-    if numbers and all(choice in _NUMBERS for choice in numbers):
-        wrong = isinstance(value, str | bytes | list | tuple | dict | set) and value not in texts
-        taken = [choice for choice in numbers if choice is not int or float not in numbers]
-        return _listed([*(_NUMBERS[choice] for choice in taken), *map(repr, texts)]) if wrong else None
-    if choices == [str]:
-        return "text" if isinstance(value, int | float | list | tuple) else None
-    classes = part_classes(hint)
+        return None if isinstance(value, (str, *classes)) else parts
     if not classes and choices and all((typing.get_origin(choice) or choice) in _LISTS for choice in choices):
-        return "a list" if isinstance(value, str | int | float) else None
+        return "a list" if isinstance(value, str | int | float | dict) else None
     if any(choice in _NUMBERS for choice in choices):
         return None
     words, others = [], [choice for choice in choices if choice is not str]
     if not classes and len(others) < len(choices) and others:
         words, classes = ["text"], part_classes(Union[tuple(others)])
-    lists = () if _takes_a_list(hint) else (list, tuple)
+    lists = () if takes_a_list(hint) else (list, tuple)
     wrong = isinstance(value, (int, float, *lists)) and not isinstance(value, classes)
     return _listed([*words, *(a(cls.__qualname__) for cls in classes)]) if classes and wrong else None
 
 
-def _takes_a_list(hint: Any) -> bool:
+def _item_hint(hint: Any) -> Any:
+    """The annotation of a list's items. None: the annotation is none of lists, or its items have several."""
+    if part_classes(hint):
+        return hint if takes_a_list(hint) else None
+    choices = _choices(hint)
+    items = {one for choice in choices for one in typing.get_args(choice) if one is not ...}
+    return items.pop() if len(items) == 1 and all(typing.get_origin(choice) in _LISTS for choice in choices) else None
+
+
+def takes_a_list(hint: Any) -> bool:
+    """Whether some values of this annotation are lists."""
     return any((typing.get_origin(choice) or choice) in SEQUENCES for choice in _choices(hint))
 
 

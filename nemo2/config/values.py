@@ -277,7 +277,7 @@ _RULES: dict[Any, Any] = {
 _IN_WORDS: dict[Any, tuple[str, str]] = {
     bool: ("true or false", "true"),
     int: ("an int", "100"),
-    float: ("a number", "1e-4"),
+    float: ("a number", "0.1"),
     str: ("text", "name"),
     pathlib.Path: ("a path", "/data/run"),
     timedelta: ("a time span", "90s"),

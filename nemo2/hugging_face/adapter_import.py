@@ -39,7 +39,8 @@ from nemo2.hugging_face.adapter_rows import (
     stored_module,
 )
 from nemo2.hugging_face.checkpoint import Checkpoint
-from nemo2.hugging_face.importing import check_target, write_checkpoint
+from nemo2.hugging_face.importing import write_checkpoint
+from nemo2.hugging_face.output_folders import check_target
 from nemo2.hugging_face.streams import Computed, Stretch
 from nemo2.hugging_face.tensor_source import TensorSource, cast
 from nemo2.mcore.parallel.norm_names import module_of_key

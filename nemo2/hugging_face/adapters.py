@@ -35,7 +35,7 @@ from nemo2.hugging_face.adapter_rows import (
     sizes_of,
 )
 from nemo2.hugging_face.checkpoint import Checkpoint
-from nemo2.hugging_face.importing import check_target, new_folder
+from nemo2.hugging_face.output_folders import check_target, new_folder
 from nemo2.hugging_face.safetensors_files import write_json
 from nemo2.hugging_face.stored import StoredTensors
 from nemo2.hugging_face.tensor_source import cast, weights_dtype
@@ -100,12 +100,13 @@ def export_adapter(
     adapters = _collected(stored, besides={entry.by_layer.key for entry in entries})
     modules = _released(adapters, model.config, entries)
     tensors = {f"base_model.model.{name}": tensor for name, tensor in whole.items()} | dict(_tensors(modules))
+    if diverged := [name for name, tensor in tensors.items() if not bool(tensor.isfinite().all())]:
+        raise CheckpointError(
+            f"{source.path}: {diverged[0]} has values that are infinite or no numbers, so its training has diverged. Export an "
+            "earlier checkpoint."
+        )
     tensors = {name: (tensor if wanted is None else cast(tensor, wanted, of=name)) for name, tensor in tensors.items()}
     num_bytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
-    if beyond := [name for name, tensor in tensors.items() if not bool(tensor.isfinite().all())]:
-        raise ConfigError(
-            f"{beyond[0]} has values that {dtype or 'its dtype'} cannot represent. Export as bf16 or fp32."
-        )
     with new_folder(final, num_bytes, overwrite=overwrite, reads=[source.path, source.base]) as temporary:
         base = source.base if (source.base or "").startswith(HUGGING_FACE) else None
         described = _adapter_config(modules, entries, method, base_model or (base or "").removeprefix(HUGGING_FACE))

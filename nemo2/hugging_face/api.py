@@ -21,14 +21,15 @@ from nemo2.base.errors import CheckpointError, ConfigError
 from nemo2.base.names import did_you_mean
 from nemo2.checkpoint.directory import read_manifest
 from nemo2.checkpoint.paths import HUGGING_FACE, folder_of
-from nemo2.config.capture import checked
+from nemo2.config.capture import check_arguments
 from nemo2.config.notices import only_defaults
 from nemo2.data.home import models_home
 from nemo2.hugging_face.adapter_import import import_adapter
 from nemo2.hugging_face.adapter_rows import ADAPTER_CONFIG
 from nemo2.hugging_face.checkpoint import Checkpoint, name_of_weights
 from nemo2.hugging_face.exporting import export_weights
-from nemo2.hugging_face.importing import check_target, write_checkpoint
+from nemo2.hugging_face.importing import write_checkpoint
+from nemo2.hugging_face.output_folders import check_target
 from nemo2.hugging_face.tokenizers import put_tokenizer
 
 _log = logging.getLogger(__name__)
@@ -36,7 +37,7 @@ TARGETS = ("hf",)
 """The formats that a checkpoint can be exported to."""
 
 
-@checked
+@check_arguments
 def import_ckpt(
     model: Optional[Union[pl.LightningModule, TransformerConfig]] = None,
     source: Union[str, Path] = "",
@@ -104,7 +105,7 @@ def import_ckpt(
     return write_checkpoint(tensors, target, tokenizer=checkpoint.tokenizer(), **options)
 
 
-@checked
+@check_arguments
 def export_ckpt(
     path: Union[str, Path],
     target: str = "hf",

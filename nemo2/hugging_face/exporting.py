@@ -22,7 +22,7 @@ from nemo2.base.errors import CheckpointError, ConfigError
 from nemo2.checkpoint.context import load_release
 from nemo2.checkpoint.directory import WEIGHTS_PATH, comparing, take_place, weights_dir
 from nemo2.hugging_face.checkpoint import Checkpoint
-from nemo2.hugging_face.importing import new_folder
+from nemo2.hugging_face.output_folders import new_folder
 from nemo2.hugging_face.safetensors_files import CONFIG, INDEX, SHARD_BYTES, plan_shards, write_json
 from nemo2.hugging_face.stored import StoredTensors, refuse_misfits, vocabulary_rows
 from nemo2.hugging_face.streams import Computed, Planned, Stretch, merged, progress_bar, write_files

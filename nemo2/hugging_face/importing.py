@@ -9,9 +9,7 @@ released files.
 
 import math
 import pickle
-import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Optional
 
@@ -27,24 +25,19 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
-from nemo2.base.errors import CheckpointError
-from nemo2.base.files import output_folder, refuse_existing
 from nemo2.checkpoint.context import tokenizer_settings, write_parts
-from nemo2.checkpoint.directory import MANIFEST, WEIGHTS_PATH, Manifest, publish, temporary_name, versions
+from nemo2.checkpoint.directory import WEIGHTS_PATH, Manifest, publish, versions
 from nemo2.checkpoint.metadata import COMMON
-from nemo2.checkpoint.paths import HUGGING_FACE, checkpoints_of_runs, digest_of
+from nemo2.checkpoint.paths import digest_of
 from nemo2.checkpoint.reading import locate
 from nemo2.checkpoint.writing import without_crc
-from nemo2.hugging_face.adapter_rows import ADAPTER_CONFIG
-from nemo2.hugging_face.safetensors_files import CONFIG
-from nemo2.hugging_face.streams import Planned, Stretch, There, grouped, progress_bar, refuse_full_disk, write_files
+from nemo2.hugging_face.output_folders import new_folder
+from nemo2.hugging_face.streams import Planned, Stretch, There, grouped, progress_bar, write_files
 from nemo2.hugging_face.tensor_source import TensorSource, weights_dtype
 from nemo2.models.conversion.table import Entry
 
 FILE_BYTES = 2 << 30
 """The size of a file of weights. Several files are written, read and hashed in parallel."""
-_REPLACED = (MANIFEST, WEIGHTS_PATH, CONFIG, ADAPTER_CONFIG)
-"""Names in folders that ``overwrite`` replaces: checkpoints, exports and adapters."""
 _EXTRA_STATES = ("linear_", "in_proj", "out_proj", "eh_proj", "output_layer")
 """Modules whose extra state Megatron-Core's checkpoints store beside their weight. It is empty without FP8."""
 
@@ -106,58 +99,6 @@ def write_checkpoint(
         by_path = {f"{WEIGHTS_PATH}/{path.name}": value for path, value in hashes.items()}
         publish(temporary, final, manifest, by_path, overwrite=overwrite)
     return final
-
-
-def check_target(target: Path | str, *, overwrite: bool, reads: Sequence[Path | str | None] = ()) -> Path:
-    """The path of the folder to write. Called before anything is downloaded or read.
-
-    Args:
-        target: The folder to write.
-        overwrite: Replace an existing checkpoint, export or empty folder. Other folders may hold anything.
-        reads: The checkpoints and folders that are read. A repository has no folder that could be replaced.
-
-    Raises:
-        OutputExists: ``target`` exists, and ``overwrite`` is False.
-        CheckpointError: ``target`` holds one of ``reads``, checkpoints of runs or the working directory, or is another
-            folder than those that are replaced.
-        ConfigError: no folder can be written there.
-    """
-    final = output_folder(target)
-    refuse_existing(final, overwrite=overwrite)
-    if not final.exists():
-        return final
-    read = [Path(str(path).removeprefix(HUGGING_FACE)).resolve() for path in (*reads, Path.cwd()) if path is not None]
-    lost = [path for path in read if path.is_relative_to(final.resolve())] or checkpoints_of_runs(final)
-    if lost:
-        raise CheckpointError(
-            f"{final} is not replaced, because {lost[0]} would be deleted with it. Use another directory."
-        )
-    if any(final.iterdir()) and not any((final / name).exists() for name in _REPLACED):
-        raise CheckpointError(
-            f"{final} is not replaced, because it is neither a checkpoint nor an export. Use another directory."
-        )
-    return final
-
-
-@contextmanager
-def new_folder(target: Path, num_bytes: int, *, overwrite: bool, reads: Sequence[Path | str | None]) -> Iterator[Path]:
-    """A temporary folder beside ``target``, which the caller fills and renames. After a failure nothing remains.
-
-    Raises:
-        CheckpointError: see `check_target`; or the disk has no room, or a write failed.
-    """
-    check_target(target, overwrite=overwrite, reads=reads)
-    temporary = temporary_name(target)
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        refuse_full_disk(target, num_bytes)
-        temporary.mkdir()
-        yield temporary
-    except (OSError, EOFError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise CheckpointError(f"{target} can't be written: {reason}. The incomplete folder was deleted.") from error
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
 
 
 _Archive = tuple[Entry, _StorageInfo]

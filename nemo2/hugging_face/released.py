@@ -20,7 +20,7 @@ from nemo2.checkpoint.foreign_files import read_object
 from nemo2.hugging_face.quantised import Plain, Source, sources
 from nemo2.hugging_face.safetensors_files import CONFIG, open_folder
 from nemo2.hugging_face.streams import Computed, Copy, Stretch, merged
-from nemo2.hugging_face.tensor_source import cast, misfits
+from nemo2.hugging_face.tensor_source import DTYPES, cast, misfits
 from nemo2.models.conversion.families import conversion_for, conversion_of
 from nemo2.models.conversion.pieces import Piece, Shape
 from nemo2.models.conversion.settings import TRAINED_OTHERWISE, contradicted, missing_field, refusal, text_config
@@ -36,7 +36,6 @@ _MOST = 100_000
 _SIZES = ("vocab_size", "padded_vocab_size", "hidden_size", "n_embd", "intermediate_size", "ffn_hidden_size", "num_hidden_layers",
           "n_layer", "num_layers", "num_attention_heads", "n_head", "num_key_value_heads", "head_dim")  # fmt: skip
 """Fields that are whole numbers in every family. None: the family's default."""
-_WEIGHTS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -322,7 +321,7 @@ def _refuse_misfits(
 def _refuse_other_dtypes(
     folder: Path, wanted: Mapping[str, Shape], tensors: Mapping[str, Source], hf_config: Mapping[str, Any]
 ) -> None:
-    wrong = [name for name in wanted if tensors[name].dtype not in _WEIGHTS]
+    wrong = [name for name in wanted if tensors[name].dtype not in DTYPES]
     if not wrong:
         return
     kinds = sorted({str(tensors[name].dtype).removeprefix("torch.") for name in wrong})

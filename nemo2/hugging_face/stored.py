@@ -61,7 +61,12 @@ class StoredTensors:
 
     def find(self, entry: Entry) -> Optional[_Position]:
         """The position of an entry. None: the checkpoint lacks it."""
-        return next((_Position(one.key, one.at) for one in (entry, entry.by_layer) if one.key in self.tensors), None)
+        one = self.form_of(entry)
+        return None if one is None else _Position(one.key, one.at)
+
+    def form_of(self, entry: Entry) -> Optional[Entry]:
+        """The entry in this checkpoint, which stacks the layers or doesn't. None: the checkpoint lacks it."""
+        return next((one for one in (entry, entry.by_layer) if one.key in self.tensors), None)
 
     def shape_of(self, entry: Entry) -> Optional[tuple[int, ...]]:
         """The shape of one layer's or one expert's tensor."""
@@ -210,19 +215,20 @@ def vocabulary_rows(conversion: Conversion, config: Any, stored: StoredTensors) 
 
 
 def refuse_misfits(checkpoint: Path, entries: Sequence[Entry], stored: StoredTensors) -> None:
-    missing = list(dict.fromkeys(entry.key for entry in entries if stored.find(entry) is None))
-    used = {position.key for entry in entries if (position := stored.find(entry)) is not None}
-    keys = used | {entry.key for entry in entries}
+    found = [(entry, one) for entry in entries if (one := stored.form_of(entry)) is not None]
+    missing = list(dict.fromkeys(entry.key for entry in entries if stored.form_of(entry) is None))
+    keys = {one.key for pair in found for one in pair} | {*missing}
     extra = sorted(key for key in stored.tensors if key not in keys)
+    shapes = {one.key: (tuple(stored.tensors[one.key].size), one.shape) for _, one in found}
     other = [
-        f"{entry.key} has shape {list(shape)} there, and {list(entry.own_shape)} by the configuration"
-        for entry in entries
-        if (shape := stored.shape_of(entry)) is not None and shape != entry.own_shape
+        f"{key} has shape {list(there)} there, and {list(wanted)} by the configuration"
+        for key, (there, wanted) in shapes.items()
+        if there != wanted
     ]
     if problems := misfits(missing, extra, other, model="Hugging Face's model"):
+        merge = " Merge the parameters of a model_transform into the model before you export it." if extra else ""
         raise CheckpointError(
-            f"{checkpoint} is not the model that its configuration describes: {'; '.join(problems)}. Merge the "
-            "parameters of a model_transform into the model before you export it."
+            f"{checkpoint} is not the model that the configuration describes: {'; '.join(problems)}.{merge}"
         )
 
 

@@ -234,8 +234,8 @@ def generate(
             ``max_new_tokens``, ``temperature``, ``top_k`` and ``top_p``. A ``top_p`` of 0 does not narrow the choice.
         text_only: Return texts only.
         output_path: A file that also receives the completions, one JSON object per line: ``input``, ``prediction``, and
-            ``label`` and the other fields of ``input_dataset``'s lines. "-": standard output. None: the completions are
-            only returned.
+            ``label`` and the other fields of ``input_dataset``'s lines. An existing file is replaced. "-": standard output.
+            None: the completions are only returned.
         max_new_tokens: The largest number of new tokens per prompt. None: 64.
         temperature, top_k, top_p, min_p: See `nemo2.models.sampling.Sampling`. A temperature of 0 picks the likeliest
             token. None: 1.0, 0, 1.0 and 0.
@@ -262,7 +262,6 @@ def generate(
     )
     if encoder_prompts is not None:
         raise ConfigError("encoder_prompts: nemo2 has no encoder-decoder models. Remove this argument.")
-    inference.refuse_no_trainer(trainer)
     require_counts("", others=(None,), max_batch_size=max_batch_size)
     records = inference.prompts_of(prompts, input_dataset)
     options = inference.GenerationOptions.of(

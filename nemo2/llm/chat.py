@@ -13,6 +13,7 @@ from typing import Any, Optional
 
 from nemo2.base.advice import advice
 from nemo2.base.errors import ConfigError
+from nemo2.config.capture import check_arguments
 from nemo2.data.finetuning.chat import ChatEncoder
 from nemo2.llm.inference import GenerationOptions, loaded
 from nemo2.models.generate import generate
@@ -115,6 +116,7 @@ class Conversation:
         return [{"role": "system", "content": self.system}] if self.system else []
 
 
+@check_arguments
 @contextmanager
 def conversation(
     path: str,

@@ -15,9 +15,10 @@ from nemo2.base.advice import advice
 from nemo2.base.backend.extras import install, version_of
 from nemo2.base.counts import require_counts
 from nemo2.base.errors import ConfigError
-from nemo2.base.names import did_you_mean
+from nemo2.base.names import check_choice, did_you_mean
+from nemo2.config.dtypes import ShortDtype
 from nemo2.config.value_types import refuse_misfits
-from nemo2.llm.exported import DTYPES, torch_name
+from nemo2.llm.exported import torch_name
 from nemo2.models.peft import LoRA
 
 Engine = Literal["vllm", "transformers"]
@@ -43,7 +44,7 @@ class ServingOptions:
     pipeline_parallel_size: int = 1
     """vLLM's parallel sizes: it distributes the model over their product of GPUs."""
     dtype: Optional[str] = None
-    """A key of `DTYPES`. None: the dtype of most stored weights. Engines always receive a dtype, because vLLM's own
+    """"bf16", "fp16" or "fp32". None: the dtype of most stored weights. Engines always receive a dtype, because vLLM's own
     choice for float32 weights is float16."""
     max_length: Optional[int] = None
     """The largest number of tokens of a prompt and its continuation. None: the sequence length of the run."""
@@ -61,8 +62,8 @@ class ServingOptions:
             raise ConfigError(
                 f"host={self.host!r}, port={self.port}: must be an address and a port up to {_LAST_PORT}."
             )
-        if self.dtype is not None and self.dtype not in DTYPES:
-            raise ConfigError(f"dtype={self.dtype!r}: must be one of {', '.join(DTYPES)}.")
+        if self.dtype is not None:
+            check_choice("dtype", self.dtype, ShortDtype)
 
 
 @dataclass(frozen=True, kw_only=True)

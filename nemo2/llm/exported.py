@@ -10,16 +10,18 @@ import shlex
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Optional
+from typing import Any, Literal, Optional, get_args
 
 import torch
 
+from nemo2.base.errors import ConfigError
 from nemo2.checkpoint.directory import temporary_name
+from nemo2.config.dtypes import ShortDtype, named_dtype
 from nemo2.data.home import nemo_home
 from nemo2.hugging_face.checkpoint import Checkpoint
 
 Kind = Literal["model", "merged", "adapters"]
-DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+DTYPES: dict[str, torch.dtype] = {name: named_dtype(name) for name in get_args(ShortDtype)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,9 +103,16 @@ def torch_name(dtype: str) -> str:
     return str(DTYPES[dtype]).removeprefix("torch.")
 
 
-def own_dtype(name: Optional[str]) -> Optional[str]:
-    """The key of `DTYPES` for torch's name. None for other dtypes."""
-    return next((own for own in DTYPES if name in (own, torch_name(own))), None)
+def own_dtype(dtype: Optional[str], *, of: str = "dtype") -> Optional[str]:
+    """The key of `DTYPES` for torch's name or ours. None stays None.
+
+    Raises:
+        ConfigError: another dtype, which the setting ``of`` can't have.
+    """
+    own = next((own for own in DTYPES if dtype in (own, torch_name(own))), None)
+    if own is None and dtype is not None:
+        raise ConfigError(f"{of}={dtype!r}: must be {', '.join(DTYPES)} or None.")
+    return own
 
 
 def tokenizer_trouble(model: Any) -> Optional[str]:

@@ -136,7 +136,6 @@ def loaded(
 
     ``before`` is given the model as it is described, and may refuse it before anything is built.
     """
-    refuse_no_trainer(trainer)
     checkpoint = Checkpoint.open(path)
     model = checkpoint.model(trust_remote_code=trust_remote_code)
     before(model)
@@ -171,14 +170,6 @@ def write_completions(path: str, records: Sequence[dict[str, Any]], results: Seq
         print(*lines, sep="", end="", flush=True)
     else:
         write_file(path, "".join(lines))
-
-
-def refuse_no_trainer(trainer: Any) -> None:
-    """Raise ConfigError if ``trainer`` is neither a trainer nor None."""
-    if trainer is not None and not isinstance(trainer, pl.Trainer):
-        raise ConfigError(
-            f"trainer={trainer!r} is not a trainer. NeMo's order of arguments is generate(path, trainer, prompts)."
-        )
 
 
 def single_process_trainer(params_dtype: Optional[torch.dtype] = None) -> Trainer:

@@ -7,7 +7,7 @@ from typing import Any, Optional, Union
 import lightning.pytorch as pl
 
 from nemo2.base.errors import CheckpointError
-from nemo2.config.capture import checked
+from nemo2.config.capture import check_arguments
 from nemo2.models.peft import PEFT, CanonicalDoRA, CanonicalLoRA, DoRA, LoRA, ModuleMatcher
 from nemo2.models.peft import canonical_lora as canonical_lora
 from nemo2.models.peft import dora as dora
@@ -44,7 +44,7 @@ def gpt_lora() -> PEFT:
     return LoRA()
 
 
-@checked
+@check_arguments
 def merge_lora(
     lora_checkpoint_path: Union[str, Path],
     output_path: Union[str, Path],
@@ -71,13 +71,12 @@ def merge_lora(
     """
     from nemo2.config.notices import only_defaults
     from nemo2.hugging_face.checkpoint import Checkpoint
-    from nemo2.hugging_face.importing import check_target
-    from nemo2.llm.inference import refuse_no_trainer, single_process_trainer
+    from nemo2.hugging_face.output_folders import check_target
+    from nemo2.llm.inference import single_process_trainer
     from nemo2.models.peft.adapter import merge
     from nemo2.training.strategies.set_up import set_up
 
     only_defaults("nemo2 reads checkpoints as they are.", legacy_ckpt=(legacy_ckpt, False))
-    refuse_no_trainer(trainer)
     checkpoint = Checkpoint.open(lora_checkpoint_path).require_nemo2()
     target = check_target(output_path, overwrite=overwrite, reads=[checkpoint.path, checkpoint.base])
     model: Any = checkpoint.model()
@@ -92,7 +91,7 @@ def merge_lora(
     return target
 
 
-@checked
+@check_arguments
 def export_lora(
     lora_checkpoint_path: Union[str, Path],
     output_path: Union[str, Path],

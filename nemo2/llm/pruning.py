@@ -28,7 +28,7 @@ from nemo2.config.capture import captured_arguments, configurable
 from nemo2.config.notices import only_defaults
 from nemo2.data.mock import MockDataModule
 from nemo2.hugging_face.checkpoint import Checkpoint
-from nemo2.hugging_face.importing import check_target
+from nemo2.hugging_face.output_folders import check_target
 from nemo2.llm.importances import importances_of
 from nemo2.llm.inference import loaded
 from nemo2.llm.pruned import PruningConfig as PruningConfig

@@ -73,8 +73,7 @@ class ExportConfig:
             raise ConfigError(
                 f"ExportConfig.export_format={self.export_format!r}: must be 'hf', which TensorRT-LLM reads too."
             )
-        if self.dtype is not None and own_dtype(self.dtype) is None:
-            raise ConfigError(f"ExportConfig.dtype={self.dtype!r} must be bf16, fp16 or fp32.")
+        own_dtype(self.dtype, of="ExportConfig.dtype")
 
 
 @configurable

@@ -84,7 +84,7 @@ def plan_serving(
             their folder).
         engine: One of `nemo2.llm.engines.ENGINES`. None: the first that is installed.
         merge: Merge the adapters of a fine-tuning run into the weights, even where vLLM could load them beside the base
-            model.
+            model. The checkpoint must have adapters.
         print_only: Plan without requiring an installed engine.
 
     Raises:
@@ -98,6 +98,11 @@ def plan_serving(
     model, chosen = checkpoint.model(), engines.chosen(engine, print_only=print_only)
     if not print_only:
         engines.refuse_unknown_options(chosen, options)
+    if merge and checkpoint.base is None:
+        raise ConfigError(
+            f"{advice('--merge', 'merge=True')}: {checkpoint.path} has no adapters to merge. Leave it out, or name a "
+            "checkpoint of a PEFT run."
+        )
     dtype = options.dtype or dtype_of(checkpoint)
     if checkpoint.is_release:  # served as it is
         return _serving(model, options, chosen, dtype, folder=checkpoint.path)
@@ -221,7 +226,7 @@ def deploy(
         port=fastapi_port,
         tensor_parallel_size=tensor_parallelism_size,
         pipeline_parallel_size=pipeline_parallelism_size,
-        dtype=own_dtype(dtype) or dtype,
+        dtype=own_dtype(dtype),
         max_length=min(max_input_len + max_output_len, run_length) if vllm else None,
         model_name=triton_model_name if triton_model_name != "triton_model" else None,
     )

@@ -2,9 +2,9 @@
 """Pipeline parallelism: what travels between stages, interleaved chunks, and messages that a rank doesn't wait for."""
 
 from nemo2.mcore.parallel.layout import Layout
+from nemo2.mcore.parallel.pipeline_schedule import Schedule, Slot, Timeline, timeline
 from nemo2.report.pictures.pipeline import PHASES, draw_phases
 from nemo2.report.pictures.ranks import stages_of
-from nemo2.report.pictures.schedule import Schedule, Slot, Timeline, timeline
 from nemo2.report.pictures.svg import Canvas, legend, text_width
 from tools.explained.kit import (
     BACKWARD,

@@ -101,17 +101,24 @@ class Machine:
         """
         return self.apex or self.transformer_engine is None
 
+    @property
+    def lacks_its_gpus(self) -> bool:
+        """Whether these are GPUs that were named for a run on this machine, which has others or none."""
+        return self.local and self.gpu is not None and self.gpu.name.partition("-")[0].lower() != self.model
+
     def describe(self) -> str:
         """The machine's name for messages: "H100", or "this machine's CPUs"."""
         if self.accelerator == "cpu":
             return "this machine's CPUs"
+        if self.gpu and self.lacks_its_gpus:
+            return f"{self.gpu.name} GPUs that this machine lacks"
         kind = self.gpu.name if self.gpu else (self.model or "").upper()
         kind = f"this machine's {kind} GPUs".replace("  ", " ") if self.local else kind or "GPUs of any kind"
         return kind if self.transformer_engine else f"{kind} without Transformer Engine"
 
     def lacking(self, devices: int) -> str:
         """What to add to the machine's name where a node of it has fewer GPUs than ``devices``. "": it has them."""
-        if not self.local or self.accelerator == "cpu" or devices <= self.per_node:
+        if not self.local or self.accelerator == "cpu" or self.lacks_its_gpus or devices <= self.per_node:
             return ""
         return f" (it has {self.per_node})"
 

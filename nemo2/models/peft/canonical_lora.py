@@ -90,8 +90,8 @@ class CanonicalLoRA(LoRA):
 
     default_targets = CANONICAL_TARGETS
 
-    def refuse_out_of_range(self) -> None:
-        super().refuse_out_of_range()
+    def refuse_contradictions(self) -> None:
+        super().refuse_contradictions()
         fused = [name for name in self.target_modules if name.rpartition(".")[2] in PARTS]
         if fused:
             parts = ", ".join(PARTS[fused[0].rpartition(".")[2]])

@@ -2,18 +2,17 @@
 """LoRA: low-rank adapters of linear layers (Hu et al., arXiv:2106.09685)."""
 
 import copy
-import math
-import numbers
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Literal, Optional
 
 import torch
 from torch import Tensor, nn
 
-from nemo2.base.counts import is_count
 from nemo2.base.errors import ConfigError
 from nemo2.base.names import did_you_mean
 from nemo2.config.capture import configurable
+from nemo2.config.domains import Choice, Domain
+from nemo2.config.value_types import refuse_misfits
 from nemo2.mcore.parallel.norm_names import module_of_key
 from nemo2.models.peft.adapter import (
     INIT_METHODS,
@@ -30,6 +29,13 @@ from nemo2.models.peft.targets import ModuleMatcher, refuse_unmet, takes_all_of
 
 TARGETS = ["linear_qkv", "linear_proj", "linear_fc1", "linear_fc2"]
 """The default targets of NeMo 2.0's LoRA and DoRA."""
+_DOMAINS = {
+    "dim": Domain("[1, inf)", "the rank of the adapters", "whole"),
+    "alpha": Domain("(0, inf)", "the adapters' output is multiplied by alpha / dim"),
+    "dropout": Domain("[0, 1)", "the probability with which a channel is dropped"),
+    "dropout_position": Choice(("pre", "post"), "before A, or after the adapter"),
+    **dict.fromkeys(("lora_A_init_method", "lora_B_init_method"), Choice(INIT_METHODS, "the factor's initial values")),
+}
 
 
 @configurable
@@ -76,40 +82,21 @@ class LoRA(PEFT):
         lora_dtype: Optional[torch.dtype] = None,
         modules_to_save: Optional[list[str]] = None,
     ) -> None:
+        arguments = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
+        refuse_misfits(LoRA, arguments, of="peft", domains=_DOMAINS)
         self.named = target_modules is not None
         """Whether the user named the targets, in which case each target must exist."""
-        self.target_modules = _names(
-            "target_modules", self.default_targets if target_modules is None else target_modules
-        )
-        self.exclude_modules = _names("exclude_modules", exclude_modules)
+        self.target_modules = list(self.default_targets if target_modules is None else target_modules)
+        self.exclude_modules = list(exclude_modules or ())
         self.dim, self.alpha, self.dropout = dim, alpha, dropout
         self.dropout_position: Literal["pre", "post"] = dropout_position
         self.lora_A_init_method, self.lora_B_init_method = lora_A_init_method, lora_B_init_method
         self.lora_dtype = lora_dtype
-        self.modules_to_save = _names("modules_to_save", modules_to_save)
-        self.refuse_out_of_range()
+        self.modules_to_save = list(modules_to_save or ())
+        self.refuse_contradictions()
 
-    def refuse_out_of_range(self) -> None:
-        """Raise ConfigError for a setting that is out of range."""
-        if not is_count(self.dim):
-            raise ConfigError(
-                f"peft.dim={self.dim!r}: the rank of {type(self).__name__}'s adapters must be a whole number, at least 1."
-            )
-        if not (_is_number(self.alpha) and 0 < self.alpha < math.inf):
-            raise ConfigError(
-                f"peft.alpha={self.alpha!r}: the adapters' output is scaled by alpha / dim, so alpha must be a finite number "
-                "above 0."
-            )
-        if not (_is_number(self.dropout) and 0 <= self.dropout < 1):
-            raise ConfigError(f"peft.dropout={self.dropout!r} must be a probability from 0 (no dropout) to below 1.")
-        if self.dropout_position not in ("pre", "post"):
-            raise ConfigError(f"peft.dropout_position={self.dropout_position!r}: must be 'pre' or 'post'.")
-        for field in ("lora_A_init_method", "lora_B_init_method"):
-            method = str(getattr(self, field))
-            if method not in INIT_METHODS:
-                hint = did_you_mean(method, INIT_METHODS, listed=True)
-                raise ConfigError(f"peft.{field}={method!r} is unknown{hint} Known methods: {', '.join(INIT_METHODS)}.")
-
+    def refuse_contradictions(self) -> None:
+        """Raise ConfigError for settings that contradict each other."""
         if self.lora_A_init_method == self.lora_B_init_method == "zero":
             raise ConfigError(
                 "peft.lora_A_init_method='zero' and peft.lora_B_init_method='zero': the gradient of each factor is a multiple of "
@@ -291,13 +278,3 @@ def owner_of(parameter: Any, full: str) -> str:
 def is_meant(module: nn.Module, pattern: str) -> bool:
     """Whether a matching module gets an adapter. A pattern with wildcards applies only to linear layers."""
     return not any(sign in pattern for sign in "*?") or placement_of(module) is not None
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, numbers.Real) and not isinstance(value, bool)
-
-
-def _names(field: str, names: Optional[Sequence[str]]) -> list[str]:
-    if isinstance(names, str) or not all(isinstance(name, str) for name in names or ()):
-        raise ConfigError(f"peft.{field}={names!r}: must be a list of names, such as ['linear_proj'], or None.")
-    return list(names or ())

@@ -14,9 +14,6 @@ from nemo2.preflight.checks.facts import Facts, trains
 from nemo2.preflight.checks.tokenizers import tokenizer_of
 from nemo2.training.run_dir.directory import CHECKPOINTS, DEFAULT_BASE, furthest_run, requested_version
 
-_SIZES = ("hidden_size", "ffn_hidden_size", "num_attention_heads", "kv_channels", "dim")
-"""Fields that decide the shape of a weight in every family, whatever the strictness of loading."""
-
 
 def checkpoints_to_resume(recipe: Any) -> Optional[Path]:
     """The directory of the checkpoints that training with this recipe would resume from. None: it names them itself,
@@ -77,7 +74,7 @@ def weights_of_another_shape(facts: Facts, field: str, path: str) -> Iterator[st
     changes = [
         change
         for change in unfit_changes(checkpoint, model_config=facts.config, tokenizer=None, method=method)
-        if change.field.rpartition(".")[2] in _SIZES and None not in (change.before, change.now)
+        if change.of_shapes
     ]
     if changes:
         yield (

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Optional
 
 from nemo2.base.gpus import GIB, HEADROOM, OUTSIDE_TORCH, Answer, answer_of
-from nemo2.report.pictures.schedule import Schedule
+from nemo2.mcore.parallel.pipeline_schedule import Schedule
 
 
 @dataclass(frozen=True, kw_only=True)

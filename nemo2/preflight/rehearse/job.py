@@ -14,12 +14,12 @@ from nemo2.base.gpus import DEFAULT, GPU, HEADROOM
 from nemo2.base.noise import silenced
 from nemo2.mcore.parallel.cuda_graphs import kind_of
 from nemo2.mcore.parallel.layout import SIZE_FIELDS, Layout
+from nemo2.mcore.parallel.pipeline_schedule import schedule_of
 from nemo2.mcore.settle import Machine, on, world_of
 from nemo2.preflight.checks import check_recipe
 from nemo2.preflight.rehearse.advice import smallest_change
 from nemo2.preflight.rehearse.counts import RankRehearsal, Rehearsal, Verdict, parts_of, peak_of
 from nemo2.preflight.rehearse.stage import computes_in_eight_bits, keeps_weights_in_eight_bits, rehearse_rank, stages_of
-from nemo2.report.pictures.schedule import schedule_of
 
 
 def rehearse(

@@ -4,12 +4,12 @@
 from collections.abc import Sequence
 
 from nemo2.base.gpus import GIB, OUTSIDE_TORCH
+from nemo2.mcore.parallel.pipeline_schedule import Schedule, Timeline, timeline
 from nemo2.preflight.rehearse.counts import MemoryCount, RankRehearsal, Rehearsal
 from nemo2.preflight.rehearse.text import flop_rows, message_rows, verdict_lines
 from nemo2.report.pictures.bars_and_points import Bar, Limit, stacked_bars
 from nemo2.report.pictures.page import cards, figure, page, paragraph, section, table
 from nemo2.report.pictures.pipeline import draw_timeline
-from nemo2.report.pictures.schedule import Schedule, Timeline, timeline
 from nemo2.report.pictures.svg import Canvas
 
 

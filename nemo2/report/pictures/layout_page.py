@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import Any, Optional
 
 from nemo2.base.errors import ConfigError
+from nemo2.mcore.parallel.pipeline_schedule import Timeline, schedule_of, timeline
 from nemo2.report.pictures.page import cards, figure, page, paragraph, section, table
 from nemo2.report.pictures.pipeline import draw_timeline
 from nemo2.report.pictures.placement import draw_depth, draw_experts, draw_ranks
 from nemo2.report.pictures.ranks import Placement
-from nemo2.report.pictures.schedule import Timeline, schedule_of, timeline
 from nemo2.report.pictures.svg import Canvas, stack
 from nemo2.report.pictures.terminal import placement_text, ranks_text, timeline_text
 

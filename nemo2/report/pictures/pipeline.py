@@ -3,7 +3,7 @@
 
 from typing import Optional
 
-from nemo2.report.pictures.schedule import Slot, Timeline
+from nemo2.mcore.parallel.pipeline_schedule import Slot, Timeline
 from nemo2.report.pictures.svg import Canvas, legend, nice_ticks, text_width, tick_text
 
 _LEFT, _RIGHT, _TOP, _ROW, _CELL, _STRIP = 66, 130, 66, 36, 24, 4
@@ -25,7 +25,7 @@ def draw_timeline(
     are the bubble.
 
     Args:
-        timeline: A timeline of `nemo2.report.pictures.schedule`.
+        timeline: A timeline of `nemo2.mcore.parallel.pipeline_schedule`.
         title: The title. "": the schedule's name and sizes.
         note: A second line below the title.
         width: The width of the picture, in pixels.

@@ -5,8 +5,8 @@ from itertools import groupby, pairwise
 
 from nemo2.base.columns import columns
 from nemo2.base.counts import counted
+from nemo2.mcore.parallel.pipeline_schedule import Slot, Timeline
 from nemo2.report.pictures.ranks import Placement
-from nemo2.report.pictures.schedule import Slot, Timeline
 
 _FORWARD, _BACKWARD, _OFF = "\033[30;104m", "\033[30;102m", "\033[0m"
 

@@ -10,7 +10,6 @@ before the student.
 
 import copy
 import logging
-import math
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -27,8 +26,10 @@ from torch import Tensor
 from nemo2.base import ranks
 from nemo2.base.errors import ConfigError
 from nemo2.base.names import did_you_mean
+from nemo2.checkpoint.context import tokenizer_settings
 from nemo2.checkpoint.foreign_files import read_yaml
 from nemo2.config.capture import configurable
+from nemo2.config.domains import Domain
 from nemo2.config.notices import warn_without_effect
 from nemo2.config.value_types import refuse_misfits
 from nemo2.config.walk import callbacks_of, class_of
@@ -39,6 +40,13 @@ from nemo2.models.decoding import core_of
 from nemo2.models.sampling import LEAST_TEMPERATURE
 
 _log = logging.getLogger(__name__)
+
+
+_DOMAINS = {
+    "logit_kl_temperature": Domain(f"[{LEAST_TEMPERATURE}, inf)", "logits are divided by this number"),
+    "logit_kl_topk": Domain("[1, inf)", "a number of tokens", "whole", unless="set None to keep all"),
+    "kd_loss_scale": Domain("(0, inf)", "multiplies the teacher's loss"),
+}
 
 
 @configurable
@@ -60,18 +68,7 @@ class DistillationConfig:
     """The weight of the teacher's loss if the text's loss is added."""
 
     def __post_init__(self) -> None:
-        refuse_misfits(type(self), vars(self), of="DistillationConfig")
-        for name, rule, holds in (
-            (
-                "logit_kl_temperature",
-                f"finite and at least {LEAST_TEMPERATURE}",
-                LEAST_TEMPERATURE <= self.logit_kl_temperature < math.inf,
-            ),
-            ("logit_kl_topk", "at least 1, or None", self.logit_kl_topk is None or self.logit_kl_topk >= 1),
-            ("kd_loss_scale", "finite and above 0", 0 < self.kd_loss_scale < math.inf),
-        ):
-            if not holds:
-                raise ConfigError(f"DistillationConfig.{name}={getattr(self, name)} must be {rule}.")
+        refuse_misfits(type(self), vars(self), of="DistillationConfig", domains=_DOMAINS)
         if self.skip_lm_loss:
             why = "The loss is the teacher's alone: set skip_lm_loss=False to add the text's."
             warn_without_effect(why, kd_loss_scale=(self.kd_loss_scale, 1.0))
@@ -127,18 +124,19 @@ class DistillationCallback(pl.Callback):
         """Raise an error if the teacher can't teach ``student`` in the layout of ``strategy``. Builds nothing."""
         checkpoint = Checkpoint.open(self.teacher_model_path).require_nemo2()
         teacher = checkpoint.model()
-        vocabularies, models = [], (student, teacher)
-        # A rehearsal knows a tokenizer that is made on first use by its size only.
-        identity = (
-            "unique_identifiers" if all(hasattr(m.tokenizer, "unique_identifiers") for m in models) else "vocab_size"
-        )
-        for model in models:
+        vocabularies, shown = [], []
+        for model in (student, teacher):
             rows = model.config.vocab_size or f"padded to a multiple of {model.config.make_vocab_size_divisible_by}"
-            vocabularies.append((getattr(model.tokenizer, identity, None), rows, f"{model.tokenizer!r}, {rows}"))
-        if vocabularies[0][:2] != vocabularies[1][:2]:
+            vocabularies.append(tokenizer_settings(model.tokenizer) | {"rows": rows})
+            shown.append(f"{model.tokenizer!r}, {rows}")
+        if not all(
+            one["tokenizer_identity"] for one in vocabularies
+        ):  # a rehearsal may know a tokenizer by its size only
+            vocabularies = [one | {"tokenizer_identity": {}} for one in vocabularies]
+        if vocabularies[0] != vocabularies[1]:
             raise ConfigError(
-                f"The teacher has another vocabulary ({vocabularies[1][2]}) than the student ({vocabularies[0][2]}). Use "
-                "two models with the same tokenizer and the same number of vocabulary rows."
+                f"The teacher has another vocabulary ({shown[1]}) than the student ({shown[0]}). Use two models with the same "
+                "tokenizer and the same number of vocabulary rows."
             )
         checkpoint.refuse_adapters()
         _refuse_layout(strategy, teacher)

@@ -6,7 +6,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from nemo2.report.pictures.schedule import Schedule, timeline
+from nemo2.mcore.parallel.pipeline_schedule import Schedule, timeline
 from nemo2.report.pictures.svg import text_width
 from nemo2.report.pictures.terminal import ranks_text, timeline_text
 

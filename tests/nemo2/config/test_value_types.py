@@ -2,7 +2,7 @@
 """Values of a wrong type are found before a run, with the line that set them; values that may be right are left alone."""
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal, Optional, Union
 
@@ -15,6 +15,7 @@ from nemo2.config import Config
 from nemo2.config.value_types import misfits, type_hints
 from nemo2.launch import launch
 from nemo2.preflight.checks import find_problems
+from nemo2.training.strategies.distillation import DistillationConfig
 
 
 def takes(annotation: Any, value: Any) -> list[Any]:
@@ -42,6 +43,14 @@ def takes(annotation: Any, value: Any) -> list[Any]:
         (list[Callback], [[Callback()]], "a Callback"),
         (Optional[str], 5, "text"),
         (Optional[Union[bool, Literal["link"]]], "no", "True or False or 'link'"),
+        (int, 2.5, "a whole number"),
+        (float, True, "a number"),
+        (bool, 2, "True or False"),
+        (Union[str, Path], 5, "a path"),
+        (Optional[Callable[[int], int]], "gelu", "a function"),
+        (Optional[DistillationConfig], object(), "a DistillationConfig"),
+        (list[str], ["a", None], "text"),
+        (Optional[list[int]], ["a"], "a whole number"),
     ],
 )
 def test_a_value_that_cannot_be_meant_is_found(annotation: Any, value: Any, wanted: str) -> None:
@@ -53,6 +62,8 @@ def test_a_value_that_cannot_be_meant_is_found(annotation: Any, value: Any, want
     [
         (int, None),
         (int, 3.0),
+        (int, float("inf")),
+        (tuple[str, int], ("a", 1)),
         (bool, 1),
         (Union[int, str], "auto"),
         (Union[bool, Literal["link"]], "link"),
@@ -140,3 +151,32 @@ def test_the_annotations_of_a_target_are_resolved_once_and_not_until_they_can_be
     target.__annotations__["x"] = int
     first = type_hints(target)
     assert first["x"] is int and type_hints(target) is first
+
+
+@pytest.mark.parametrize("trainer", [5, "x", ["one prompt"]])
+def test_a_prompt_in_the_place_of_the_trainer_is_refused_with_the_order_of_the_arguments(trainer: Any) -> None:
+    with pytest.raises(
+        ConfigError, match=r"^trainer=.*: takes a Trainer(.|\n)*order: generate\(path, trainer, prompts, "
+    ) as error:
+        llm.generate("a checkpoint", trainer)
+    assert error.value.rule == "values-have-their-types"
+    with pytest.raises(ConfigError) as error:
+        llm.generate("a checkpoint", trainer=trainer)
+    assert "order" not in str(error.value)
+
+
+def test_a_call_takes_neither_none_nor_a_float_for_a_whole_number() -> None:
+    with pytest.raises(ConfigError, match="(?s)random_seed=3.0: takes a whole number.*max_batch_size=None"):
+        llm.generate("a checkpoint", prompts=["x"], max_batch_size=None, random_seed=3.0)  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize(
+    "changes", [{"dim": 2.5}, {"alpha": "x"}, {"target_modules": [1]}, {"dropout_position": "mid"}]
+)
+def test_a_call_and_a_recipe_refuse_the_same(changes: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError) as error:
+        llm.peft.LoRA(**changes)
+    recipe: Any = llm.llama_tiny.finetune_recipe(peft_scheme="lora")
+    setattr(recipe.peft, *next(iter(changes.items())))
+    (message,) = find_problems(recipe)
+    assert message.startswith(str(error.value).removesuffix("."))

@@ -153,6 +153,19 @@ def test_a_model_that_is_named_must_be_the_one_of_the_weights(released: Path, tm
     assert not (tmp_path / "in").exists()
 
 
+@pytest.mark.parametrize("num_layers", [1, 3])
+def test_a_configuration_with_other_layers_than_the_checkpoint_is_blamed_and_no_damage(
+    released: Path, tmp_path: Path, num_layers: int
+) -> None:
+    place = llm.import_ckpt(None, str(released), tmp_path / "in")
+    config = llm.io.load_context(place, "model.config")
+    config.num_layers = num_layers
+    with pytest.raises(
+        CheckpointError, match=rf"that the configuration describes: .*has shape \[2, .*and \[{num_layers}, "
+    ):
+        llm.export_ckpt(place, "hf", tmp_path / "out", model=config)
+
+
 def test_a_class_in_place_of_a_configuration_names_the_family_alone(released: Path, tmp_path: Path) -> None:
     from nemo2.hugging_face.checkpoint import Checkpoint
 

@@ -16,7 +16,7 @@ import torch
 
 from nemo2.base.errors import ConfigError
 from nemo2.data.finetuning.chat import ChatEncoder
-from nemo2.llm.chat import Conversation, save
+from nemo2.llm.chat import Conversation, conversation, save
 from nemo2.llm.inference import GenerationOptions
 from support import answering_runs, small_chats
 from support.uncached import decode_without_cache
@@ -97,6 +97,11 @@ def test_an_answer_that_is_stopped_is_kept_as_far_as_it_came(encoder: ChatEncode
     with pytest.raises(KeyboardInterrupt):
         talk.answer("One?", stop)
     assert [turn["content"] for turn in talk.turns] == ["One?", "z"]
+
+
+def test_a_seed_that_is_no_number_is_refused_before_the_model_is_read() -> None:
+    with pytest.raises(ConfigError, match="seed='x': takes a whole number"):
+        conversation("no checkpoint", GenerationOptions(), seed="x")  # pyright: ignore[reportArgumentType]
 
 
 def test_what_is_saved_is_what_chat_data_reads(encoder: ChatEncoder, tmp_path: Path) -> None:

@@ -55,6 +55,7 @@ def planned(directory: str) -> dict[str, Any]:
         "heads": f"{run} --engine vllm -tp 3",
         "tp": f"{run} --engine transformers -tp 2",
         "length": f"{run} --engine transformers --max-length 5",
+        "merge": f"{run} --engine vllm --merge",
     }.items():
         told = io.StringIO()
         with contextlib.redirect_stderr(told):
@@ -154,6 +155,7 @@ def test_what_an_engine_cannot_do_is_told(plans):
     assert "model_name='../mine'" in plans["errors"]["name"]
     assert "tensor_parallel_size=2: `transformers serve` has no such argument" in plans["errors"]["tp"]
     assert "max_length=5" in plans["errors"]["length"]
+    assert "has no adapters to merge" in plans["errors"]["merge"]
 
 
 def test_an_engine_that_is_missing_is_told_with_what_installs_it(monkeypatch, tmp_path):

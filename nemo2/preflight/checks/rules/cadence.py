@@ -7,9 +7,9 @@ from datetime import timedelta
 
 from nemo2.base.counts import is_count
 from nemo2.base.names import shortened
+from nemo2.config.domains import out_of_range
 from nemo2.config.walk import class_of
 from nemo2.preflight.checks import domains
-from nemo2.preflight.checks.domains import out_of_range
 from nemo2.preflight.checks.facts import Facts
 from nemo2.preflight.checks.rule import Topic
 

@@ -7,10 +7,10 @@ from typing import Any
 
 from nemo2.base.backend.extras import has
 from nemo2.base.names import did_you_mean
+from nemo2.config.domains import out_of_range
 from nemo2.config.walk import class_of
 from nemo2.mcore.settle.rows import UNSHARDED_OPTIMIZERS
 from nemo2.preflight.checks import domains
-from nemo2.preflight.checks.domains import out_of_range
 from nemo2.preflight.checks.facts import Facts
 from nemo2.preflight.checks.rule import Topic
 

@@ -3,9 +3,9 @@
 
 from collections.abc import Iterator
 
+from nemo2.config.domains import out_of_range
 from nemo2.config.walk import class_of
 from nemo2.preflight.checks import domains
-from nemo2.preflight.checks.domains import out_of_range
 from nemo2.preflight.checks.facts import Facts
 from nemo2.preflight.checks.rule import Topic
 

@@ -7,11 +7,11 @@ from pathlib import PurePath
 from typing import Any
 
 from nemo2.base.names import did_you_mean
+from nemo2.config.domains import out_of_range
 from nemo2.config.factories import missing_arguments
 from nemo2.config.value_types import nones
 from nemo2.config.walk import class_of, iterate_nodes
 from nemo2.preflight.checks import domains
-from nemo2.preflight.checks.domains import out_of_range
 from nemo2.preflight.checks.facts import Facts
 from nemo2.preflight.checks.lightning import callback_problems, trainer_problems
 from nemo2.preflight.checks.rule import Topic

@@ -5,10 +5,10 @@ from collections.abc import Iterator
 
 from nemo2.base.backend.compilation import uncompiled
 from nemo2.base.counts import is_count
+from nemo2.config.domains import out_of_range
 from nemo2.config.walk import class_of
 from nemo2.preflight.checks import domains
 from nemo2.preflight.checks.arithmetic import indivisible
-from nemo2.preflight.checks.domains import out_of_range
 from nemo2.preflight.checks.facts import Facts, names_weights
 from nemo2.preflight.checks.rule import Topic
 

@@ -20,7 +20,8 @@ TYPES = Topic("Types", needs_sizes=False)
 
 @TYPES.rule("values-have-their-types")
 def _types(facts: Facts) -> Iterator[str]:
-    """A setting that takes a number, True or False must not hold text or a list, and a part must not be a number.
+    """A setting that takes a number, True or False must not hold text or a list, a whole number must not be a fraction, and a
+    part must not be a number.
 
     Otherwise: Text is true wherever it is tested: sequence_parallel="no" switches sequence parallelism on. Elsewhere
     the run ends in a TypeError that names no setting.

@@ -148,3 +148,13 @@ def test_a_machine_without_a_gpu_says_why_transformer_engine_is_not_used() -> No
         here = Machine.here()
         assert (here.gpu, here.model, here.transformer_engine) == (None, None, None)
         assert here.te_missing is not None and "transformer_engine" in here.te_missing
+
+
+@pytest.mark.parametrize(
+    ("gpu", "said"), [(None, "8 of this machine's CPUs"), ("H100", "8 H100 GPUs that this machine lacks")]
+)
+def test_gpus_that_were_named_for_a_dry_run_are_not_this_machines(monkeypatch, gpu, said):
+    from nemo2.launch.launcher import machine_of
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert machine_of("local", gpu, local=True).counted(8) == said

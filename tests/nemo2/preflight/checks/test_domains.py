@@ -16,13 +16,13 @@ from megatron.core.optimizer import OptimizerConfig
 
 import nemo2.models
 from nemo2.base.errors import ConfigError
+from nemo2.config.domains import Domain, out_of_range
 from nemo2.data import demo, mock, pretraining
 from nemo2.data.finetuning import hf_dataset, module, published
 from nemo2.mcore.optim import lr_scheduler
 from nemo2.models.gpt import GPTConfig
 from nemo2.models.ssm import SSMConfig
 from nemo2.preflight.checks import domains, find_problems
-from nemo2.preflight.checks.domains import Domain, out_of_range
 from nemo2.preflight.checks.rules.world import _WITHOUT_GROUPS
 
 TABLES = {

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from nemo2.base.errors import ConfigError
-from nemo2.report.pictures.schedule import Schedule, rank_order, timeline
+from nemo2.mcore.parallel.pipeline_schedule import Schedule, rank_order, timeline
 
 FORWARD, BACKWARD = 1.0, 2.0
 RUN = {
