@@ -139,6 +139,6 @@ def out_of_range(node: Any, path: str, domains: Mapping[str, Domain | Choice], *
         elif not domain.holds(value):
             unless = f" {domain.unless[0].upper()}{domain.unless[1:]}." if domain.unless else ""
             finite = "finite and " if value == math.inf else ""
-            texts = domain.texts if isinstance(domain, Choice) else ()
+            texts = domain.texts if isinstance(domain, Choice) and len(domain.texts) > 2 else ()
             nearest = did_you_mean(str(value), texts, listed=True)
             yield f"{owner}{name}={value!r}: must be {finite}{domain.words} ({domain.why}){nearest}{unless}"

@@ -136,19 +136,24 @@ def test_the_precision_of_the_model_has_its_own_comparison_and_that_of_the_main_
         ({"modules_to_save": ["word_embeddings"]}, ["model_transform.modules_to_save"]),
         ({"target_modules": ["linear_proj", "linear_qkv"]}, []),
         ({"alpha": 16}, []),
+        ({"method": "DoRA"}, [f"model_transform.{changes.TARGET}"]),
     ],
 )
 def test_adapters_of_another_shape_do_not_fit_and_another_scale_of_adapters_to_start_from_is_told(
     tmp_path, caplog, options, unfit
 ):
     from nemo2.checkpoint.context import write_parts
-    from nemo2.models.peft import LoRA
+    from nemo2.models import peft
 
-    settings: dict[str, Any] = {"target_modules": ["linear_qkv", "linear_proj"], "dim": 4, "alpha": 8}
+    settings: dict[str, Any] = {"target_modules": ["linear_qkv", "linear_proj"], "dim": 4, "alpha": 8, "method": "LoRA"}
+
+    def made(method: str, **arguments: Any) -> Any:
+        return getattr(peft, method)(**arguments)
+
     model = small_runs.build_llama()
-    model.model_transform = LoRA(**settings)
+    model.model_transform = made(**settings)
     write_parts(tmp_path, {"model": model})
-    now = LoRA(**settings | options)
+    now = made(**settings | options)
     found = changes.unfit_changes(tmp_path, model_config=model.config, tokenizer=None, method=now)
     assert [change.field for change in found] == unfit
     changes.warn_if_trained_otherwise(tmp_path, model.config, name="its weights", method=now)
