@@ -87,6 +87,14 @@ def test_a_template_that_rewrites_earlier_turns_is_refused_and_may_train_on_the_
     assert trained_text(tokenizer, sample) == "<think>oh</think>night<|im_end|>"
 
 
+def test_an_earlier_answer_without_text_is_its_end_where_a_template_closes_the_conversation(tokenizer):
+    """As in Phi-3's template, so that no beginning of the conversation is that of the whole."""
+    closing = small_chats.CHATML.replace("{%- endif -%}", "{%- else -%}{{- '<|endoftext|>' -}}{%- endif -%}")
+    record = say(("user", "red"), ("assistant", ""), ("user", "day"), ("assistant", "night"))
+    sample = encode(tokenizer, record, closing)
+    assert trained_text(tokenizer, sample) == "<|im_end|>night<|im_end|>"
+
+
 def test_nemos_own_format(tokenizer):
     sample = encode(tokenizer, LONG, NEMO_TEMPLATE)
     assert tokenizer.tokenizer.decode(sample.ids) == (
