@@ -54,8 +54,7 @@ def misfits(target: Callable[..., Any], arguments: Mapping[Any, Any]) -> Iterato
 
 
 def refuse_misfits(target: Callable[..., Any], arguments: Mapping[str, Any], *, of: str = "") -> None:
-    """Refuse arguments of a call that aren't of their type: those of `misfits`, and what a recipe's rules leave to the
-    tables of domains: fractions and booleans for whole numbers, items of lists, no object for a part, no function.
+    """Refuse the arguments of a call in `exact_misfits`.
 
     Args:
         of: The object whose arguments they are, for the error. "": they have no owner.
@@ -63,15 +62,21 @@ def refuse_misfits(target: Callable[..., Any], arguments: Mapping[str, Any], *, 
     Raises:
         ConfigError: the message lists all of them.
     """
+    if wrong := exact_misfits(target, arguments):
+        owner = f"{of}." if of else ""
+        lines = [f"{owner}{name}={value!r}: takes {wanted}." for name, (value, wanted) in wrong.items()]
+        raise ConfigError("\n".join(lines), rule="values-have-their-types")
+
+
+def exact_misfits(target: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, tuple[Any, str]]:
+    """Value and type by name of arguments that aren't of their type: those of `misfits`, and what a recipe's rules leave to
+    the tables of domains: fractions and booleans for whole numbers, items of lists, no object for a part, no function."""
     hints = type_hints(target)
     wrong = {name: (value, wanted) for name, value, wanted in misfits(target, arguments)}
     for name, value in arguments.items():
         if (wanted := _exactly(hints.get(name, Any), value)) is not None:
             wrong.setdefault(name, (value, wanted))
-    if wrong:
-        owner = f"{of}." if of else ""
-        lines = [f"{owner}{name}={value!r}: takes {wanted}." for name, (value, wanted) in wrong.items()]
-        raise ConfigError("\n".join(lines), rule="values-have-their-types")
+    return wrong
 
 
 def _exactly(hint: Any, value: Any) -> Optional[str]:
