@@ -68,6 +68,11 @@ def test_blocks_that_are_not_one_per_turn_pick_no_turns(tokenizer):
         encode(tokenizer, LONG, twice, turns="last")
 
 
+def test_blanks_around_a_role_are_none_of_it(tokenizer):
+    record = say(("User ", "red"), (" assistant", "blue"), chat_template_kwargs={"enable_thinking": None})
+    assert trained_text(tokenizer, encode(tokenizer, record)) == "blue<|im_end|>"
+
+
 def test_what_the_user_says_in_the_assistants_words_is_not_trained_on(tokenizer):
     """A search for strings would find it twice."""
     record = say(("user", "Say Zero."), ("assistant", "Zero."), ("user", "Zero."))
@@ -152,6 +157,11 @@ def test_a_tokenizer_file_will_do_with_a_template(tokenizer, tmp_path):
         ({"messages": [{"role": "user"}]}, Malformed, "message 1, of the user, has neither content"),
         ({"messages": ["hello"]}, Malformed, "message 1 is a str"),
         (say(("user", "x"), tools="{"), Malformed, "'tools' is text that is not JSON"),
+        (
+            say(("user", "x"), ("assistant", "y"), chat_template_kwargs={"z": 1}),
+            Malformed,
+            "its own chat_template_kwargs=",
+        ),
         (say(("user", "x")), Empty, "no turn of the assistant"),
         (say(("assistant", "x")), Malformed, "the chat template fails: TemplateError: begin with the user"),
     ],
