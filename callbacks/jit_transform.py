@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compiles modules with ``torch.compile``."""
 
+import contextlib
 import inspect
 import re
 from collections.abc import Collection
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any, Optional
 
 import lightning.pytorch as pl
@@ -75,10 +77,10 @@ class JitTransform(pl.Callback):
 
     def check_model(self, config: Any) -> None:
         """Raise the error of `on_train_epoch_start` about modules, except those of adapters, of attention's core and of rotary
-        positions."""
+        positions. ``config`` is settled."""
         from nemo2.models.conversion.families import modules_with_weights
 
-        selector, leaves = self.config.module_selector or "*", {*(modules_with_weights(config) or ())}
+        selector, leaves = self.config.module_selector or "*", _in_chunks(modules_with_weights(config) or (), config)
         if not self.config.use_torch or selector == "*" or not leaves:
             return
         known, parts = with_parents(leaves), selector.split(".")
@@ -118,11 +120,29 @@ def _selected(root: nn.Module, selector: Optional[str]) -> list[nn.Module]:
     return [module for name, module in root.named_modules() if name and pattern.fullmatch(name)]
 
 
+def _in_chunks(names: Collection[str], config: Any) -> set[str]:
+    """Full names of modules as they are in their chunk, which counts its layers from 0."""
+    from nemo2.mcore.settle.settling import layers_per_chunk
+
+    counts: list[int] = []
+    with contextlib.suppress(AssertionError, ValueError, TypeError, ZeroDivisionError):  # other rules report it
+        counts = layers_per_chunk(config)
+    chunks = config.virtual_pipeline_model_parallel_size or 1
+    firsts = [0, *accumulate(count for chunk in range(chunks) for count in counts[chunk::chunks])]
+
+    def local(match: re.Match[str]) -> str:
+        layer = int(match[2])
+        return f"{match[1]}{layer - max(first for first in firsts if first <= layer)}"
+
+    return {re.sub(r"^(decoder\.layers\.)(\d+)", local, name) for name in names}
+
+
 def _refuse_unmatched(names: Collection[str], selector: str) -> None:
     pattern = _pattern(selector)
     if not any(pattern.fullmatch(name) for name in names):
         raise ConfigError(
-            f"JitConfig.module_selector={selector!r}: the model has no such module{did_you_mean(selector, names)}"
+            f"JitConfig.module_selector={selector!r}: the model has no such module, where each pipeline stage counts its layers "
+            f"from 0{did_you_mean(selector, names)}"
         )
 
 

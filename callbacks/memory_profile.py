@@ -11,7 +11,7 @@ import torch
 
 from nemo2.base.counts import count_problems
 from nemo2.base.errors import ConfigError
-from nemo2.callbacks.steps import chosen_ranks
+from nemo2.callbacks.steps import chosen_ranks, warn_of_absent_ranks
 from nemo2.config.capture import configurable
 from nemo2.training.run_dir.directory import create_directory, directory_of
 
@@ -56,6 +56,7 @@ class MemoryProfileCallback(pl.Callback):
         self._recording = False
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        warn_of_absent_ranks("MemoryProfileCallback", self.ranks, trainer)
         if self._recording or (self.ranks and trainer.global_rank not in self.ranks):
             return
         if not torch.cuda.is_available():

@@ -8,7 +8,7 @@ import lightning.pytorch as pl
 import torch
 
 from nemo2.base.errors import ConfigError
-from nemo2.callbacks.steps import chosen_ranks, step_range_problems
+from nemo2.callbacks.steps import chosen_ranks, step_range_problems, warn_of_absent_ranks
 from nemo2.config.capture import configurable
 
 logger = logging.getLogger(__name__)
@@ -54,9 +54,7 @@ class NsysCallback(pl.Callback):
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         if trainer.global_rank in self.ranks and not _has_gpu():
             logger.warning("NsysCallback records GPUs, but this machine has no GPU. It records nothing.")
-        absent = [rank for rank in self.ranks if rank >= trainer.world_size]
-        if absent and trainer.is_global_zero:
-            logger.warning("NsysCallback.ranks=%s: this run has only %d ranks.", absent, trainer.world_size)
+        warn_of_absent_ranks("NsysCallback", self.ranks, trainer)
         if self.nvtx_ranges:
             from megatron.core.utils import configure_nvtx_profiling
 

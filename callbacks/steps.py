@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checks the arguments of callbacks that act on some steps or some ranks."""
 
+import logging
 from collections.abc import Sequence
 from typing import Any, Optional
 
 from nemo2.base.counts import count_problems, is_count
+
+logger = logging.getLogger(__name__)
 
 
 def step_range_problems(owner: str, start_step: Any, end_step: Any) -> list[str]:
@@ -33,3 +36,10 @@ def chosen_ranks(owner: str, ranks: Optional[Sequence[int]], problems: list[str]
         if not is_count(rank, least=0)
     ]
     return chosen
+
+
+def warn_of_absent_ranks(owner: str, ranks: Sequence[int], trainer: Any) -> None:
+    """Report on rank 0 the chosen ranks that the run doesn't have."""
+    absent = [rank for rank in ranks if rank >= trainer.world_size]
+    if absent and trainer.is_global_zero:
+        logger.warning("%s.ranks=%s: this run has only %d ranks.", owner, absent, trainer.world_size)

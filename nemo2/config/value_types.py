@@ -82,20 +82,18 @@ def refuse_misfits(
     from nemo2.config.factories import misplaced_text  # which reads annotations with this module
 
     owner = f"{of}." if of else ""
-    model = arguments.get("model")
-    described = (
-        ["model"] if isinstance(model, str) and os.path.isdir(model) else []
-    )  # a checkpoint may stand for its model
-    lines = misplaced_text(target, {name: arguments[name] for name in arguments if name not in described}, of=owner)
+    # A checkpoint may stand for its model.
+    described = isinstance(model := arguments.get("model"), str) and os.path.isdir(model)
+    parts = {name: value for name, value in arguments.items() if not (described and name == "model")}
+    lines = misplaced_text(target, parts, of=owner)
     wrong: list[tuple[str, Any, str]] = list(misfits(target, arguments, whole=True))
     wrong += [(name, None, wanted) for name, wanted in nones(target, arguments)]
     lines += [f"{owner}{name}={value!r}: takes {wanted}." for name, value, wanted in wrong]
     if lines:
         named = {line.removeprefix(owner).partition("=")[0].partition("[")[0] for line in lines}
         if not named.isdisjoint(ordered[1:]):
-            order = [
-                name for name, one in inspect.signature(target).parameters.items() if one.kind is not one.KEYWORD_ONLY
-            ]
+            parameters = inspect.signature(target).parameters.values()
+            order = [parameter.name for parameter in parameters if parameter.kind is not parameter.KEYWORD_ONLY]
             shown = ", ".join(order[: len(ordered) + 1]) + (", ..." if len(order) > len(ordered) + 1 else "")
             lines.append(f"Arguments without a name stand in this order: {target.__name__}({shown}).")
         raise ConfigError("\n".join(lines), rule="values-have-their-types")

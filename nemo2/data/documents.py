@@ -272,6 +272,9 @@ def _rows_of_table(file: Path, bad: BadInput, delimiter: str) -> Iterator[Placed
             continue
         if header is None:
             header = [name.strip() for name in row]
+            if twice := next((name for name in header if header.count(name) > 1), None):
+                bad.report(f"{file}:{start}", f"two columns are named {twice!r}")
+                return
         elif len(row) != len(header):
             bad.report(f"{file}:{start}", f"{len(row)} cells in a table of {len(header)} columns")
         else:

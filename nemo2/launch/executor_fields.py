@@ -17,12 +17,22 @@ from nemo_run.core.execution.launcher import FaultTolerance, Launcher, Torchrun
 from nemo2.base.advice import print_warning
 from nemo2.base.errors import ConfigError
 from nemo2.base.place import PORT, SET_ON_RANKS
-from nemo2.config.value_types import misfits, type_hints
+from nemo2.config.value_types import misfits, nones, type_hints
 from nemo2.training.run_dir.environment import is_secret_name
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 _ULIMIT = re.compile(r"\w+:-?\d+(:-?\d+)?\Z")
 _LOSES_RECORDINGS = ("DockerExecutor", "SkypilotExecutor", "SkypilotJobsExecutor")
+_NEEDED = {
+    "DockerExecutor": ("container_image",),
+    "DGXCloudExecutor": (
+        *("base_url", "client_id", "client_secret", "project_name", "container_image", "pvc_nemo_run_dir"),
+        "distributed_framework",
+    ),
+    "LeptonExecutor": ("container_image", "nemo_run_dir", "node_group", "resource_shape"),
+    "KubeflowExecutor": ("namespace", "runtime_ref"),
+}
+"""Fields of text without which no job is made, by the executor's class."""
 _VOLUME_KEYS = {"DGXCloudExecutor": {"pvcs": ("path",)}, "LeptonExecutor": {"mounts": ("path", "mount_path")}}
 _REFERENCE = re.compile(r"\$\{?[A-Za-z_]")
 _PLAIN = {str: "text", dict: "a dictionary"}
@@ -145,6 +155,9 @@ def check_fields(executor: Any) -> None:
     """
     kind = type(executor).__name__
     launcher = executor.launcher
+    for one in fields(executor):  # None for a list or dictionary is none
+        if one.default_factory is not MISSING and getattr(executor, one.name) is None:
+            setattr(executor, one.name, one.default_factory())
     problems = [*mistyped(executor, kind), *(mistyped(launcher, f"{kind}.launcher") if launcher else ())]
     if not (launcher in (None, "torchrun", "ft") or type(launcher) in (Launcher, Torchrun, FaultTolerance)):
         without = "None (srun starts the ranks)" if kind == "SlurmExecutor" else "None (torchrun)"
@@ -166,10 +179,10 @@ def mistyped(owner: Any, path: str) -> Iterator[str]:
     values = {one.name: getattr(owner, one.name) for one in fields(owner) if one.init and one.name != "launcher"}
     hints = type_hints(type(owner))
     others = ((name, value, _other(hints.get(name, Any), value)) for name, value in values.items())
-    for name, value, wanted in (
-        *misfits(type(owner), values),
-        *((name, value, _PLAIN[plain]) for name, value, plain in others if plain is not None),
-    ):
+    wrong = {name: (value, wanted) for name, value, wanted in misfits(type(owner), values, whole=True)}
+    wrong |= {name: (None, wanted) for name, wanted in nones(type(owner), values)}
+    wrong |= {name: (value, _PLAIN[plain]) for name, value, plain in others if plain is not None}
+    for name, (value, wanted) in wrong.items():
         yield f"{path}.{name}={value!r}: must be {wanted}, not {type(value).__name__}."
 
 
@@ -243,6 +256,9 @@ def _replaced_parts(executor: Any) -> Iterator[str]:
 def _late_errors(executor: Any) -> Iterator[str]:
     """A sentence for each setting with which nemo-run 0.11 or its engine fails only after the submission."""
     kind, launcher = type(executor).__name__, executor.launcher
+    for name in _NEEDED.get(kind, ()):
+        if not (value := getattr(executor, name)) or not value.strip():
+            yield f"{kind}.{name}={value!r}: must be set, because no job can be made without it."
     if kind == "DockerExecutor":
         if executor.retries:
             yield (
@@ -254,7 +270,7 @@ def _late_errors(executor: Any) -> Iterator[str]:
                 yield f"DockerExecutor.ulimits: {limit!r} must be NAME:SOFT or NAME:SOFT:HARD, such as 'memlock:-1:-1'."
     for field, keys in _VOLUME_KEYS.get(kind, {}).items():
         for volume in getattr(executor, field):
-            if missing := [key for key in keys if key not in volume]:
+            if missing := [key for key in keys if not (isinstance(volume, Mapping) and volume.get(key))]:
                 yield f"{kind}.{field}: {volume!r} has no {' and no '.join(missing)}."
     if kind == "LeptonExecutor" and (launcher == "ft" or isinstance(launcher, FaultTolerance)):
         yield (

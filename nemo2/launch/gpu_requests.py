@@ -14,6 +14,9 @@ from nemo2.launch.shape import launcher_of
 
 _RESOURCE = re.compile(r"(?:gres/)?gpu(?::[^:,=]*[^:,=\d][^:,=]*)?(?:[:=](\d+))?\Z")
 
+_SHAPE = re.compile(r"gpu\.(?:(\d+)x)?")
+"""The beginning of Lepton's names of shapes, such as gpu.8xh100-sxm and gpu.a10."""
+
 
 def check_gpus(executor: Any, recipe: Any, *, devices: int, nodes: int) -> None:
     """Refuse an executor that requests fewer GPUs per node than there are ranks. Report one that requests more, or none.
@@ -46,6 +49,8 @@ def _requests(executor: Any, *, devices: int) -> Iterator[tuple[str, int]]:
     kind = type(executor).__name__
     if kind == "DockerExecutor" and (executor.num_gpus or 0) > 0:  # -1: all
         yield f"num_gpus={executor.num_gpus}", executor.num_gpus
+    if kind == "LeptonExecutor" and (match := _SHAPE.match(executor.resource_shape)):
+        yield f"resource_shape={executor.resource_shape}", int(match[1] or 1)
     if kind != "SlurmExecutor":
         return
     if gpus := executor.gpus_per_node:
@@ -67,4 +72,8 @@ def _without_gpus(executor: Any) -> str:
         return "" if executor.gpus or executor.instance_type else "gpus"
     if kind == "DGXCloudExecutor":
         return "" if executor.gpus_per_node or "compute" in executor.custom_spec else "gpus_per_node"
+    if kind == "LeptonExecutor":
+        return "resource_shape" if executor.resource_shape.startswith("cpu.") else ""
+    if kind == "SlurmExecutor":  # a partition may have GPUs without a request
+        return "gpus_per_node" if executor.gpus_per_node == 0 and not list(_requests(executor, devices=1)) else ""
     return ""

@@ -28,6 +28,9 @@ from nemo2.callbacks import (
     StragglerDetectionCallback,
     TimingCallback,
 )
+from nemo2.config import Config
+from nemo2.preflight.checks.find import find_problems
+from nemo2.recipes import llama_tiny
 from support import small_runs
 
 REFUSED: list[tuple[Any, dict[str, Any], str]] = [
@@ -125,3 +128,14 @@ def test_modules_to_compile_are_those_of_the_model(selector, known):
     callback = JitTransform(JitConfig(module_selector=selector, use_torch=True))
     with contextlib.nullcontext() if known else pytest.raises(ConfigError, match="the model has no such module"):
         callback.check_model(small_runs.build_llama().config)
+
+
+@pytest.mark.parametrize(("layer", "vp", "known"), [(1, None, True), (2, None, False), (0, 2, True), (1, 2, False)])
+def test_layers_to_compile_are_counted_in_each_pipeline_chunk(layer, vp, known):
+    recipe = llama_tiny.pretrain_recipe(num_gpus_per_node=2)
+    recipe.strategy.pipeline_model_parallel_size = 2
+    recipe.strategy.virtual_pipeline_model_parallel_size = vp
+    jit = Config(JitConfig, module_selector=f"decoder.layers.{layer}.mlp", use_torch=True)
+    recipe.trainer.callbacks.append(Config(JitTransform, jit))
+    found = [one for one in find_problems(recipe) if "JitConfig" in one]
+    assert len(found) == (not known) and all("counts its layers from 0" in one for one in found)

@@ -86,8 +86,10 @@ def test_the_snapshot_is_written_once_at_the_end_or_at_a_failure(allocator, tmp_
     assert allocator == [{"max_entries": 7}, {"enabled": None}]
 
 
-def test_other_ranks_record_nothing(allocator, tmp_path):
-    run(MemoryProfileCallback(dir=tmp_path, warn_cycles=False, ranks=[1]), steps=1)
+def test_other_ranks_record_nothing_and_those_that_the_run_lacks_are_told(allocator, caplog, tmp_path):
+    with caplog.at_level(logging.WARNING, logger="nemo2"):
+        run(MemoryProfileCallback(dir=tmp_path, warn_cycles=False, ranks=[1]), steps=1)
+    assert "MemoryProfileCallback.ranks=[1]: this run has only 1 ranks" in caplog.text
     assert allocator == []
     assert list(tmp_path.iterdir()) == []
 

@@ -143,7 +143,9 @@ def test_executors_that_write_variables_down_do_so_in_private(kind, tmp_path, mo
             pvc_nemo_run_dir="/p",
             pvcs=[{"path": "/p"}],
         ),
-        "lepton": lambda: nemo_run.LeptonExecutor(container_image="i", nemo_run_dir="/p"),
+        "lepton": lambda: nemo_run.LeptonExecutor(
+            container_image="i", nemo_run_dir="/p", node_group="g", resource_shape="gpu.8xh100-sxm"
+        ),
         "skypilot": lambda: nemo_run.SkypilotExecutor(container_image="i", cloud="c"),
         "skypilot_jobs": lambda: nemo_run.SkypilotJobsExecutor(container_image="i", cloud="c"),
     }

@@ -33,7 +33,7 @@ from nemo2.data.tokenizer import Tokenizer
 from nemo2.mcore.parallel.cuda_graphs import kind_of
 
 _log = logging.getLogger(__name__)
-_FORMAT = 3
+_FORMAT = 4
 _KERNEL_MULTIPLE = 16
 """Low-precision kernels need lengths that are multiples of 16."""
 

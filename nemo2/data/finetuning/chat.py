@@ -228,6 +228,14 @@ class ChatEncoder(Encoder):
 
     def _conversation(self, record: Any) -> Conversation:
         conversation = conversation_of(record)
+        own = record.get("chat_template_kwargs")
+        if isinstance(own, Mapping):  # in a table, each record has the variables of all
+            own = {name: value for name, value in own.items() if value is not None}
+        if own and own != (self.chat_template_kwargs or {}):
+            raise Malformed(
+                f"its own chat_template_kwargs={own!r} aren't those of the run, which all records are rendered with. Set "
+                "dataset_kwargs={'chat_template_kwargs': ...}, or remove the field"
+            )
         if not conversation.answers:
             roles = dict.fromkeys(message["role"] for message in conversation.messages)
             raise Empty(f"no turn of the assistant; the roles are {', '.join(map(repr, roles)) or 'none'}")

@@ -169,10 +169,10 @@ def probe_of(conversation: Conversation, only: Optional[int] = None) -> Conversa
     """The conversation with texts that occur nowhere else.
 
     Args:
-        only: Replace the texts of this message alone. None: of all messages.
+        only: Replace the texts of this message alone, which gets one if it has none. None: of all messages.
     """
     messages = [
-        _probe(message, place) if only in (None, place) else message
+        _probe(message, place, needs_text=only is not None) if only in (None, place) else message
         for place, message in enumerate(conversation.messages)
     ]
     return replace(conversation, messages=messages)
@@ -203,7 +203,7 @@ def _skeleton(value: Any) -> Any:
     return [_skeleton(one) for one in value] if isinstance(value, list) else type(value).__name__
 
 
-def _probe(message: Message, place: int) -> Message:
+def _probe(message: Message, place: int, *, needs_text: bool) -> Message:
     count = 0
 
     def text(value: Any) -> Any:
@@ -227,6 +227,8 @@ def _probe(message: Message, place: int) -> Message:
         probe |= {name: reasoning for name in _REASONING if name in message}
     if "tool_calls" in message:
         probe["tool_calls"] = [_probed_call(call, text) for call in message["tool_calls"]]
+    if needs_text and not count and isinstance(message["content"], str):
+        probe["content"] = text("empty")
     return probe
 
 

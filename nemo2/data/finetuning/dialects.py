@@ -140,11 +140,11 @@ def _message(message: Any, number: int) -> tuple[Message, Optional[bool]]:
     if not isinstance(message, Mapping):
         raise Malformed(f"message {number} is a {type(message).__name__}, not an object with a role and content")
     role = message.get("role", message.get("from"))
-    if not isinstance(role, str) or not role:
+    if not isinstance(role, str) or not role.strip():
         raise Malformed(
             f"message {number} has no role ('role' or 'from'); its fields are: {', '.join(map(str, message))}"
         )
-    role = role.lower()
+    role = role.strip().lower()
     fields = {key: value for key, value in message.items() if key not in ("role", "from") and value is not None}
     where = f"message {number}, of the {role},"
     mark = _mark(fields, _ROLES.get(role, role), role, where)
@@ -263,7 +263,7 @@ def _check_marks_of_record(record: Mapping[str, Any], raw: list[Any]) -> None:
     mask = record.get("mask")
     if mask not in (None, "", False):
         spoken = {message.get("from", message.get("role")) for message in raw if isinstance(message, Mapping)}
-        others = {_ROLES.get(str(role).lower(), str(role).lower()) for role in spoken - {mask}}
+        others = {_ROLES.get(name, name) for role in spoken - {mask} for name in (str(role).strip().lower(),)}
         if not isinstance(mask, str) or mask not in spoken or not others <= {"assistant", "system"}:
             raise Malformed(
                 f"mask={mask!r}: NeMo leaves out this role's turns and trains on all others, but only turns of the "

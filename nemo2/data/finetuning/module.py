@@ -25,8 +25,8 @@ class FineTuningDataModule(SampleDataModule):
     """Fine-tune on ``training.jsonl``, ``validation.jsonl`` and ``test.jsonl`` in a folder.
 
     Each line is a JSON object of text fields, which a prompt template turns into a prompt and an answer. Only the
-    answer is trained on. A file may also be a JSON array (``training.json``) or a table (``.csv``, ``.tsv``):
-    see `nemo2.data.documents`.
+    answer is trained on. A file may also be a JSON array (``training.json``) or a table (``.csv``, ``.tsv``), and each
+    may be compressed (``.gz``): see `nemo2.data.documents`.
 
     An item of a loader has ``tokens``, ``labels`` (one token ahead), ``loss_mask``, ``padding_mask`` and ``position_ids``,
     ``[samples, length]``, and with packing ``cu_seqlens``; see `nemo2.data.finetuning.rows`.
@@ -95,15 +95,22 @@ class FineTuningDataModule(SampleDataModule):
 
     @property
     def is_here(self) -> bool:
-        return self._file("train") is not None
+        return bool(self._files("train"))
 
-    def _file(self, split: str) -> Optional[Path]:
-        files = (self.root / Path(FILES[split]).with_suffix(suffix) for suffix in RECORD_SUFFIXES)
-        return next(filter(Path.is_file, files), None)
+    def _files(self, split: str) -> list[Path]:
+        names = (Path(FILES[split]).with_suffix(suffix) for suffix in RECORD_SUFFIXES)
+        files = (self.root / f"{name}{packed}" for name in names for packed in ("", ".gz"))
+        return list(filter(Path.is_file, files))
 
     def source(self, split: str) -> Optional[Source]:
-        if (file := self._file(split)) is not None:
-            return RecordFiles(file)
+        files = self._files(split)
+        if len(files) > 1:
+            raise DataError(
+                f"data.dataset_root={self.dataset_root} has {' and '.join(file.name for file in files)}, and the records of a "
+                "split are one file. Join them, or move one to another folder."
+            )
+        if files:
+            return RecordFiles(*files)
         if split == "train":
             raise DataError(
                 f"data.dataset_root={self.dataset_root}: this folder has no {FILES['train']}. Create it with one JSON object per "

@@ -80,8 +80,8 @@ def _data_files(folder: Path) -> list[Path]:
         and (holds_records(file) or file.suffix in _TABLES)
         and "index_cache" not in file.relative_to(folder).parts
     )
-    # Beside files of other types, a .json describes the set.
-    return [file for file in files if file.suffix != ".json"] or files
+    # Beside files of other types, a .json that names no split describes the set.
+    return [file for file in files if file.suffix != ".json" or _split_of(file, file.parent, ())] or files
 
 
 def _files_of_split(folder: Path, files: list[Path], names: Sequence[str], *, whole: bool) -> list[Path]:

@@ -83,7 +83,7 @@ def callback_problems(
         callbacks: Nodes and live objects, each with its path.
         rule: The rule of an error that names no other rule.
         here: The run is on this machine, so callbacks with ``check_files`` look at their files.
-        model: The model's configuration, at which callbacks with ``check_model`` look. None: unknown.
+        model: The model's settled configuration, at which callbacks with ``check_model`` look. None: unknown.
         recipe: The recipe, at which callbacks with ``check_recipe`` look.
     """
     for path, node in callbacks:

@@ -170,7 +170,9 @@ def made(kind):
         names = ("base_url", "kube_apiserver_url", "client_id", "client_secret", "project_name")
         return nemo_run.DGXCloudExecutor(**dict.fromkeys(names, "x"), container_image="i", pvc_nemo_run_dir="/p")
     if kind == "lepton":
-        return nemo_run.LeptonExecutor(container_image="i", nemo_run_dir="/p")
+        return nemo_run.LeptonExecutor(
+            container_image="i", nemo_run_dir="/p", node_group="g", resource_shape="gpu.8xh100-sxm"
+        )
     return getattr(nemo_run, KINDS[kind])(
         **{"docker": {"container_image": "i"}, "slurm": {"account": "a"}}.get(kind, {})
     )

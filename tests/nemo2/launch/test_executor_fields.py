@@ -59,12 +59,13 @@ CLOUD = {
     "container_image": "i",
     "pvc_nemo_run_dir": "/p",
 }
+LEPTON = {"node_group": "g", "resource_shape": "gpu.8xh100-sxm"}
 ENGINES = {
     "docker": ("DockerExecutor", {"container_image": "i"}),
     "skypilot": ("SkypilotExecutor", {}),
     "skypilot_jobs": ("SkypilotJobsExecutor", {}),
     "dgxcloud": ("DGXCloudExecutor", CLOUD),
-    "lepton": ("LeptonExecutor", {"container_image": "i", "nemo_run_dir": "/p"}),
+    "lepton": ("LeptonExecutor", {"container_image": "i", "nemo_run_dir": "/p", **LEPTON}),
 }
 """nemo-run's modules of executors that run through its experiment, with the fields that each requires."""
 NOT_TOLD = {"kube_apiserver_url"}
@@ -167,6 +168,13 @@ def test_each_setting_of_a_launcher_that_nothing_reads_is_told(kind, launcher, n
         ("dgxcloud", {"custom_spec": {"compute": {}}, "gpus_per_node": 8}, "would replace compute .* gpus_per_node"),
         ("lepton", {"mounts": [{"path": "/x"}]}, "LeptonExecutor.mounts: .* has no mount_path"),
         ("dgxcloud", {"pvcs": [{}]}, "DGXCloudExecutor.pvcs: {} has no path"),
+        ("lepton", {"mounts": [None]}, "LeptonExecutor.mounts: None has no path and no mount_path"),
+        ("lepton", {"node_group": ""}, "LeptonExecutor.node_group='': must be set"),
+        ("lepton", {"resource_shape": " "}, "LeptonExecutor.resource_shape=' ': must be set"),
+        ("dgxcloud", {"project_name": None}, "DGXCloudExecutor.project_name=None: must be set"),
+        ("docker", {"container_image": ""}, "DockerExecutor.container_image='': must be set"),
+        ("docker", {"volumes": [7]}, "DockerExecutor.volumes.0.=7: must be text"),
+        ("docker", {"retries": None}, "DockerExecutor.retries=None: must be a whole number"),
         ("lepton", {"launcher": "ft"}, "LeptonExecutor.launcher: .* without the address of rank 0"),
         ("lepton", {"launcher": FaultTolerance()}, "without the address of rank 0"),
         (
@@ -187,6 +195,11 @@ def test_parts_that_say_more_than_a_field_may_stand_in_its_place():
     check_fields(engine("docker", ulimits=["memlock:-1:-1", "nofile:1024"]))
 
 
+def test_none_for_a_list_is_none():
+    check_fields(executor := engine("lepton", mounts=None, secret_vars=None))
+    assert (executor.mounts, executor.secret_vars) == ([], {})
+
+
 def test_variables_that_dgx_clouds_script_would_change_are_told(capsys):
     warn_of_unused_fields(engine("dgxcloud", env_vars={"A": "a b", "B": "plain", "C": "", "MY_TOKEN": "$canary"}))
     told = capsys.readouterr().err
@@ -200,6 +213,8 @@ def test_variables_that_dgx_clouds_script_would_change_are_told(capsys):
         (slurm(gres="gpu:h100:1"), 2, "requests only 1 GPU per node .gres=gpu:h100:1."),
         (slurm(gpus_per_task=1), 2, "gpus_per_task=1 of one torchrun.*or correct gpus_per_task"),
         (slurm(gpus_per_node=4), 8, "Use 2 nodes of 4, or nodes of at most 4 .*or correct gpus_per_node"),
+        (engine("lepton", resource_shape="gpu.a10.6xlarge"), 2, "only 1 GPU per node .resource_shape=gpu.a10.6xlarge"),
+        (engine("lepton", resource_shape="gpu.4xh100-sxm"), 8, "Use 2 nodes of 4, .* or correct resource_shape"),
         (engine("docker", num_gpus=1), 2, "only 1 GPU per node .num_gpus=1..*Use nodes of at most 1"),
     ],
 )
@@ -222,6 +237,8 @@ def test_gpus_that_suffice_for_the_ranks_are_counted_in_each_form(gres, capsys):
         (slurm(gpus_per_node=8), "gpus_per_node=8 requests 8 GPUs per node, of which the run uses 2"),
         (engine("docker", num_gpus=4), "num_gpus=4 requests 4 GPUs"),
         (engine("docker"), "DockerExecutor.num_gpus=None requests no GPU"),
+        (engine("lepton", resource_shape="cpu.small"), "LeptonExecutor.resource_shape='cpu.small' requests no GPU"),
+        (slurm(gpus_per_node=0), "SlurmExecutor.gpus_per_node=0 requests no GPU"),
         (engine("dgxcloud"), "DGXCloudExecutor.gpus_per_node=0 requests no GPU"),
     ],
 )

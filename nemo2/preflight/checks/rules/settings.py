@@ -195,7 +195,7 @@ def _callbacks(facts: Facts) -> Iterator[str]:
         facts.callbacks,
         "callbacks-have-their-arguments",
         here=facts.here,
-        model=facts.written_config,
+        model=facts.settled.objects.get("model.config", facts.written_config),
         recipe=facts.recipe,
     )
 

@@ -68,6 +68,11 @@ def test_blocks_that_are_not_one_per_turn_pick_no_turns(tokenizer):
         encode(tokenizer, LONG, twice, turns="last")
 
 
+def test_blanks_around_a_role_are_none_of_it(tokenizer):
+    record = say(("User ", "red"), (" assistant", "blue"), chat_template_kwargs={"enable_thinking": None})
+    assert trained_text(tokenizer, encode(tokenizer, record)) == "blue<|im_end|>"
+
+
 def test_what_the_user_says_in_the_assistants_words_is_not_trained_on(tokenizer):
     """A search for strings would find it twice."""
     record = say(("user", "Say Zero."), ("assistant", "Zero."), ("user", "Zero."))
@@ -85,6 +90,14 @@ def test_a_template_that_rewrites_earlier_turns_is_refused_and_may_train_on_the_
         encode(tokenizer, record, small_chats.REASONING)
     sample = encode(tokenizer, record, small_chats.REASONING, turns="last")
     assert trained_text(tokenizer, sample) == "<think>oh</think>night<|im_end|>"
+
+
+def test_an_earlier_answer_without_text_is_its_end_where_a_template_closes_the_conversation(tokenizer):
+    """As in Phi-3's template, so that no beginning of the conversation is that of the whole."""
+    closing = small_chats.CHATML.replace("{%- endif -%}", "{%- else -%}{{- '<|endoftext|>' -}}{%- endif -%}")
+    record = say(("user", "red"), ("assistant", ""), ("user", "day"), ("assistant", "night"))
+    sample = encode(tokenizer, record, closing)
+    assert trained_text(tokenizer, sample) == "<|im_end|>night<|im_end|>"
 
 
 def test_nemos_own_format(tokenizer):
@@ -144,6 +157,11 @@ def test_a_tokenizer_file_will_do_with_a_template(tokenizer, tmp_path):
         ({"messages": [{"role": "user"}]}, Malformed, "message 1, of the user, has neither content"),
         ({"messages": ["hello"]}, Malformed, "message 1 is a str"),
         (say(("user", "x"), tools="{"), Malformed, "'tools' is text that is not JSON"),
+        (
+            say(("user", "x"), ("assistant", "y"), chat_template_kwargs={"z": 1}),
+            Malformed,
+            "its own chat_template_kwargs=",
+        ),
         (say(("user", "x")), Empty, "no turn of the assistant"),
         (say(("assistant", "x")), Malformed, "the chat template fails: TemplateError: begin with the user"),
     ],

@@ -2,6 +2,7 @@
 """Records of text fields in their usual forms, and files that hold them."""
 
 import csv
+import gzip
 import json
 
 import pytest
@@ -112,6 +113,8 @@ def written(folder, kind):
             table = csv.DictWriter(out, list(RECORDS[0]), delimiter="," if kind == "csv" else "\t")
             table.writeheader()
             table.writerows(RECORDS)
+    elif kind == "jsonl.gz":
+        file.write_bytes(gzip.compress("\n".join(map(json.dumps, RECORDS)).encode()))
     elif kind == "json":
         file.write_text(json.dumps(RECORDS, indent=2))
     elif kind == "BOM":
@@ -121,7 +124,7 @@ def written(folder, kind):
     return file
 
 
-@pytest.mark.parametrize("kind", ["jsonl", "json", "csv", "tsv", "lines as .json", "BOM"])
+@pytest.mark.parametrize("kind", ["jsonl", "jsonl.gz", "json", "csv", "tsv", "lines as .json", "BOM"])
 @pytest.mark.parametrize("of", ["folder", "file", "module"])
 def test_files_of_records_in_every_format(tmp_path, kind, of):
     file = written(tmp_path, kind)
@@ -141,6 +144,7 @@ def test_files_of_records_in_every_format(tmp_path, kind, of):
     [
         ("training.csv", "input,output\na,b\nc\n", "training.csv:3: 1 cells in a table of 2 columns"),
         ("training.csv", 'input,output\n"a,b\n', "training.csv:2: not CSV"),
+        ("training.csv", "input,input,output\na,b,c\n", "training.csv:1: two columns are named 'input'"),
         ("training.csv", "input;output\na;b\n", "its fields are: input;output"),
         ("training.json", '[{"input": "a", "output": "b"}, 7]', r"training.json\[1\]: a JSON int"),
         ("training.json", '[{"input": "a", "output": "b"}', "training.json:1: not JSON"),
@@ -151,6 +155,21 @@ def test_faults_of_such_files_are_named_with_their_place(tmp_path, name, text, w
     (tmp_path / name).write_text(text)
     with pytest.raises(DataError, match=why):
         FineTuningDataModule(tmp_path, tokenizer=ByteTokenizer(), seq_length=64).samples("train")
+
+
+def test_two_files_of_one_split_are_refused(tmp_path):
+    for kind in ("jsonl", "csv"):
+        written(tmp_path, kind)
+    with pytest.raises(DataError, match=r"training\.jsonl and training\.csv"):
+        FineTuningDataModule(tmp_path, tokenizer=ByteTokenizer(), seq_length=64).samples("train")
+
+
+def test_a_split_in_json_stands_beside_files_of_other_types(tmp_path):
+    written(tmp_path, "jsonl")
+    (tmp_path / "validation.json").write_text(json.dumps(RECORDS[:2]))
+    (tmp_path / "dataset_info.json").write_text("{}")
+    data = HFDatasetDataModule(str(tmp_path), tokenizer=ByteTokenizer(), seq_length=64)
+    assert [data.samples(split).report.records for split in ("train", "validation")] == [4, 2]
 
 
 def test_only_a_line_feed_ends_a_row_of_a_table(tmp_path):
