@@ -338,12 +338,17 @@ def _prove(temporary: Path, written: list[dict[str, tuple[Optional[int], str]]])
     """Check that this rank sees the files of every rank before they become a checkpoint.
 
     Raises:
-        CheckpointError: a file is missing or differs in size.
+        CheckpointError: a file is missing or differs in size, or was removed after it was written.
     """
     for rank, part in enumerate(written):
         for name, (size, _) in part.items():
             seen = _size(temporary / name)
-            if seen is None or seen != size:
+            if size is None:
+                raise CheckpointError(
+                    f"{name} of rank {rank} was removed from {temporary.parent} before the checkpoint was published. Keep the "
+                    "run's folder while it trains."
+                )
+            if seen != size:
                 there = "isn't there" if seen is None else f"has {seen} bytes there"
                 raise CheckpointError(
                     f"Rank {rank} wrote {name} ({size} bytes), which {there} for rank 0, in {temporary.parent}, so "

@@ -378,7 +378,12 @@ def folder_removed(asynchronous: bool) -> Callable[[Path, dict[int, str]], str]:
 
     def case(directory: Path, reference: dict[int, str]) -> str:
         run = Run(directory, asynchronous=asynchronous)
-        ended = run(faults.at_step(5, 0, lambda: shutil.rmtree(directory / "run")))
+
+        def faults_of_rank() -> None:
+            faults.at_step(4, 0, lambda: time.sleep(5))()  # until the save of step 3 is written; step 4 publishes it
+            faults.at_step(5, 0, lambda: shutil.rmtree(directory / "run"))()
+
+        ended = run(faults_of_rank)
         require(ended.done, f"it ended with {ended.codes}: {ended.said[-800:]}")
         require(
             "metrics.jsonl was removed during the run" in ended.said,

@@ -330,13 +330,15 @@ def failing_saves(directory: str) -> dict[str, Any]:
         """A disk for each rank, so that rank 0 doesn't see rank 1's files: each node has a disk of its own under this name."""
         return None if rank == 0 and path.name.startswith("__1_") else size(path)
 
+    def removed(temporary: Path, hashes: dict[str, str]) -> Any:
+        for file in temporary.glob("weights/__1_*" if rank == 1 else "-"):
+            file.unlink()
+        return written(temporary, hashes)
+
     def unreported(temporary: Path, hashes: dict[str, str]) -> Any:
         """Rank 1's shards are gone, and it says that it wrote none: all that ranks report of themselves is consistent."""
-        if rank == 0:
-            return written(temporary, hashes)
-        for file in temporary.glob("weights/__1_*"):
-            file.unlink()
-        return {}
+        sizes = removed(temporary, hashes)
+        return sizes if rank == 0 else {}
 
     for when, asynchronous in BOTH.items():
         failed(f"blocked {when}", blocked=True, ckpt_async_save=asynchronous)
@@ -348,6 +350,8 @@ def failing_saves(directory: str) -> dict[str, Any]:
         failed("limited", error=SaveFailed)
     with mock.patch.object(io, "_written", unreported):
         failed("unreported")
+    with mock.patch.object(io, "_written", removed):
+        failed("removed")
     found["path"] = a_path_of_its_own(f"{directory}/path")
     return found
 
@@ -401,6 +405,11 @@ def test_a_checkpoint_is_named_only_once_every_ranks_files_are_proven(failed_sav
 def test_a_checkpoint_without_a_shard_that_its_index_names_is_never_published(failed_saves):
     for message, names in (found["unreported"] for found in failed_saves):
         assert "shards are missing" in message and "__1_" in message and names == []
+
+
+def test_a_shard_that_was_removed_is_no_disk_that_ranks_do_not_share(failed_saves):
+    for message, names in (found["removed"] for found in failed_saves):
+        assert "of rank 1 was removed" in message and "share" not in message and names == []
 
 
 def test_all_ranks_write_to_the_name_that_rank_0_has(failed_saves):
