@@ -248,7 +248,10 @@ def teachers_recipe(recipe: Any) -> Optional[Any]:
     alone.trainer.callbacks = others
     if hasattr(alone, "resume"):
         alone.resume = None  # what the student starts from, which may have other sizes
-    alone.model = Checkpoint.open(teaching.teacher_model_path).require_nemo2().model_config(follow_data=True)
+    teacher = Checkpoint.open(teaching.teacher_model_path).require_nemo2()
+    alone.model = teacher.model_config(follow_data=True)
+    if getattr(getattr(alone, "data", None), "tokenizer", None) is None:  # data of token ids, which name no vocabulary
+        alone.model.tokenizer = teacher.tokenizer_config()
     return alone
 
 
