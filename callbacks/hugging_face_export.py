@@ -49,6 +49,8 @@ class HuggingFaceExportCallback(pl.Callback):
             checkpoints.
     """
 
+    written_to = "directory"
+
     def __init__(
         self,
         every_n_saves: Optional[int] = None,
@@ -113,7 +115,7 @@ class HuggingFaceExportCallback(pl.Callback):
 
     @property
     def state_key(self) -> str:
-        return self._generate_state_key(directory=self.directory, dtype=self.dtype)
+        return self._generate_state_key(directory=self.directory)
 
     def state_dict(self) -> dict[str, Any]:
         """The saves up to the one that this state is part of, and the exports."""
