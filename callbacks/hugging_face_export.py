@@ -51,6 +51,8 @@ class HuggingFaceExportCallback(pl.Callback):
             checkpoints.
     """
 
+    written_to = "directory"
+
     def __init__(
         self,
         every_n_saves: Optional[int] = None,
@@ -86,6 +88,13 @@ class HuggingFaceExportCallback(pl.Callback):
                 "ModelCheckpoint."
             )
         self._seen = _newest(trainer)
+        resumed = Path(trainer.ckpt_path) if trainer.ckpt_path else None
+        saves = Path(getattr(trainer.checkpoint_callback, "dirpath", None) or "checkpoints")
+        folder = self._folder(saves)
+        if resumed is not None and resumed.parent.absolute() == saves.absolute():  # exported after its state was saved
+            self.exported.append(folder / without_last(resumed).name)
+        # A run that begins at a checkpoint of another run has none of that run's exports.
+        self.exported = [done for done in dict.fromkeys(self.exported) if done.parent == folder and done.is_dir()]
 
     def on_train_batch_end(self, trainer: pl.Trainer, *_: Any, **__: Any) -> None:
         if trainer.is_global_zero:
@@ -106,6 +115,21 @@ class HuggingFaceExportCallback(pl.Callback):
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         self._discard_exports()
 
+    @property
+    def state_key(self) -> str:
+        return self._generate_state_key(directory=self.directory)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The saves up to the one that this state is part of, and the exports."""
+        return {"saves": self._saves + 1, "exports": [str(target) for target in self._targets()]}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._saves, self.exported = state_dict["saves"], [Path(target) for target in state_dict["exports"]]
+
+    def _folder(self, saves: Path) -> Path:
+        """The folder of the exports of the checkpoints in ``saves``."""
+        return Path(self.directory).expanduser() if self.directory else saves.with_name("hugging_face")
+
     def _check_for_save(self, trainer: pl.Trainer, *, last: bool = False) -> None:
         """Check for a new save since the last call, and for an export that has ended."""
         self._advance()
@@ -116,12 +140,12 @@ class HuggingFaceExportCallback(pl.Callback):
         self._seen, self._saves = path, self._saves + new
         due = new and self.every_n_saves is not None and self._saves % self.every_n_saves == 0
         name = without_last(Path(path)).name
-        if not due and not (last and self.at_end and name not in self._names()):
+        if not due and not (last and self.at_end and name not in [target.name for target in self._targets()]):
             return
         if self._waiting is not None:
             _log.info("%s is not exported, because a later checkpoint replaces it.", self._waiting.target.name)
             self._waiting.discard()
-        folder = Path(self.directory).expanduser() if self.directory else Path(path).parent.with_name("hugging_face")
+        folder = self._folder(Path(path).parent)
         try:
             if why := why_writing_is_refused(folder, folder / name, Path(path)):
                 self._warn_of_failure(folder / name, f"{why} Set another directory.")
@@ -131,10 +155,10 @@ class HuggingFaceExportCallback(pl.Callback):
             self._warn_of_failure(folder / name, f"{error.strerror or error}")
         self._advance()
 
-    def _names(self) -> list[str]:
-        """The names of checkpoints that are exported, being exported, or waiting."""
+    def _targets(self) -> list[Path]:
+        """The exports that are done, under way, or waiting."""
         under_way = (export.target for export in (self._running, self._waiting) if export is not None)
-        return [target.name for target in (*self.exported, *under_way)]
+        return [*self.exported, *under_way]
 
     def _advance(self) -> None:
         """Report an export that has ended, and start the waiting one."""

@@ -38,6 +38,8 @@ class MemoryProfileCallback(pl.Callback):
         ConfigError: a rank or a number that can't work. At the start of the run: the folder isn't writable.
     """
 
+    written_to = "dir"
+
     def __init__(
         self,
         dir: Optional[Union[str, os.PathLike]] = None,

@@ -44,6 +44,8 @@ class PytorchProfilerCallback(pl.Callback):
             folder isn't writable.
     """
 
+    written_to = "trace_dir"
+
     def __init__(
         self,
         start_step: int,
@@ -102,18 +104,25 @@ class PytorchProfilerCallback(pl.Callback):
             self._profiler.step()
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        if self._profiler is not None:
+        if self._profiler is not None and self._kept:
             self._finish(trainer)
-        elif self._kept == 0 and trainer.is_global_zero:
+            return
+        self._stop()
+        if self._kept == 0 and trainer.is_global_zero:
             _log.warning(
-                "%s recorded nothing: no step of this run was between start_step=%d and end_step=%d. It ended after step %d.",
+                "%s recorded nothing: no step of this run was between start_step=%d, after warmup_steps=%d, and end_step=%d. It "
+                "ended after step %d.",
                 _OWNER,
                 self.start_step,
+                self.warmup_steps,
                 self.end_step,
                 trainer.global_step,
             )
 
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
+        self._stop()
+
+    def _stop(self) -> None:
         if self._recorder is not None:
             self._recorder.__exit__(None, None, None)
             self._recorder = None

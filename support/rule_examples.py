@@ -30,6 +30,7 @@ AWARE = "optim.config.use_precision_aware_optimizer=True"
 TWO_RANKS = "trainer.devices=2 trainer.accelerator=auto"
 CORPUS = {"paths": "corpus", "seq_length": 128, "micro_batch_size": 8, "global_batch_size": 16}
 """Arguments of a data module that reads files."""
+PROFILED = "PytorchProfilerCallback(start_step=2,end_step=5"
 SQUAD = "SquadDataModule(seq_length=512,global_batch_size=16,micro_batch_size=1"
 
 
@@ -512,6 +513,11 @@ EXAMPLES: tuple[Example, ...] = (
         "callbacks-have-their-arguments",
         "'trainer.callbacks=PytorchProfilerCallback(start_step=5,end_step=2)'",
         "'trainer.callbacks=PytorchProfilerCallback(start_step=2,end_step=5)'",
+    ),
+    example(
+        "callbacks-have-their-arguments",
+        f"'trainer.callbacks=[{PROFILED},trace_dir=t),{PROFILED},trace_dir=t)]'",
+        f"'trainer.callbacks=[{PROFILED},trace_dir=t),{PROFILED},trace_dir=u)]'",
     ),
     example(
         "callbacks-have-their-arguments",

@@ -75,6 +75,30 @@ def described_weights(source: str) -> tuple[Any, str]:
     return checkpoint.model_config(follow_data=True), checkpoint.source
 
 
+def give_described_model(recipe: Any, source: str) -> str:
+    """Let ``recipe`` run the model that the weights in ``source`` describe, with their adapters, in place of its own. Weights
+    without a description, such as those of a user's class, keep the recipe's model.
+
+    Returns:
+        The path of the weights as ``resume.restore_config`` has it.
+
+    Raises:
+        CheckpointError: there are no weights.
+        ConfigError: nemo2 has no such model.
+    """
+    from nemo2.checkpoint.context import describes
+    from nemo2.config.aliases import parameter_names
+    from nemo2.config.walk import class_of
+    from nemo2.hugging_face.checkpoint import Checkpoint
+
+    checkpoint = Checkpoint.open(source)
+    if checkpoint.is_release or checkpoint.is_nemo2 and describes(checkpoint.path, "model"):
+        recipe.model = checkpoint.model_config(follow_data=True)
+        for transform in {"peft", "model_transform"} & {*parameter_names(class_of(recipe))}:
+            setattr(recipe, transform, None)
+    return checkpoint.source
+
+
 def named_weights(checkpoint: Optional[str], source: Optional[str]) -> str:
     """The weights that a command uses: the path of a release, of a checkpoint, or of a run's checkpoints.
 

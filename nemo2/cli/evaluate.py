@@ -12,12 +12,11 @@ from nemo2.base.columns import columns
 from nemo2.base.errors import ConfigError
 from nemo2.base.files import refuse_existing, text_of
 from nemo2.cli.adapter import AT_LEAST_1, Result
-from nemo2.cli.begin_from import Weights, WeightsOption, named_weights
+from nemo2.cli.begin_from import Weights, WeightsOption, give_described_model, named_weights
 from nemo2.cli.commands import as_json, only_with, refuse_all_but
 from nemo2.cli.flags import Output, OverwriteFile, Performance, set_on_command_line
 from nemo2.cli.launching import LAUNCHING, LaunchOptions, changes_of, launched, logged
 from nemo2.cli.own_data import Data
-from nemo2.cli.run_names import checkpoint_called
 from nemo2.cli.sources import Overrides, name_of_run, recipe_tree, run_with_recipe
 
 _FIGURES = ("num_bytes", "num_tokens", "loss", "perplexity", "bits_per_byte")
@@ -101,7 +100,10 @@ def evaluate(
     overrides = overrides or []
     if checkpoint is not None and "=" in checkpoint and not Path(checkpoint).exists():
         checkpoint, overrides = None, [checkpoint, *overrides]  # the first change of a command without a checkpoint
-    _validate(checkpoint or source, overrides, recipe, data, performance=performance, options=options)
+    if checkpoint is None and source is None and recipe is None:
+        raise ConfigError("evaluate needs a checkpoint, such as a run, or --recipe NAME for the checkpoint of its run.")
+    weights = None if checkpoint is None and source is None else named_weights(checkpoint, source)
+    _validate(weights, overrides, recipe, data, performance=performance, options=options)
     return Result(None)
 
 
@@ -132,7 +134,7 @@ def _measured(
 
 
 def _validate(
-    checkpoint: Optional[str],
+    weights: Optional[str],
     overrides: list[str],
     recipe: Optional[str],
     data: Optional[str],
@@ -140,29 +142,65 @@ def _validate(
     performance: bool,
     options: LaunchOptions = LAUNCHING,
 ) -> None:
-    """Compute the loss of ``checkpoint`` on the validation data of ``recipe``; None: the recipe of its run."""
-    if checkpoint is None and recipe is None:
-        raise ConfigError("evaluate needs a checkpoint, such as a run, or --recipe NAME for the checkpoint of its run.")
-    path = None if checkpoint is None else checkpoint_called(checkpoint)
-    if recipe is None:
-        assert path is not None
-        run = run_with_recipe(path)
-        name, own = str(run), f"{run.absolute().parent.name}_validate"
-    else:
-        name, own = recipe, (own := name_of_run(recipe)) and f"{own}_validate"
-    from nemo2 import AutoResume
+    """Compute the loss of ``weights`` on the validation data of ``recipe``; None: the recipe of their run. Without weights,
+    of the checkpoint that the recipe would resume from."""
+    from nemo2 import AutoResume, RestoreConfig
     from nemo2.config import Config, Partial
     from nemo2.llm.api import validate as entry
+    from nemo2.mcore.settle.agreement import tokenizer_choice
 
+    if recipe is None:
+        assert weights is not None
+        run = run_with_recipe(weights)
+        name, own = str(run), run.absolute().parent.name
+    else:
+        name, own = recipe, name_of_run(recipe)
     settings = {"performance": True} if performance else {}
-    tree = logged(lambda: recipe_tree(name, **settings), overrides, own_name=own, options=options, data=data)
+    start = Config(AutoResume, restore_config=Config(RestoreConfig, path=weights))
+
+    def validation() -> Any:
+        tree = recipe_tree(name, **settings)
+        if weights is not None and recipe is not None:
+            start.restore_config.path = give_described_model(tree, weights)
+        return tree
+
+    # Without weights, the name of the run that the recipe would resume.
+    own = own and f"{own}_validate" if weights is not None else own
+    tree = logged(validation, overrides, own_name=own, options=options, data=data)
+    if weights is not None:
+        _refuse_other_start(tree, weights)
+    elif (resumed := _resumed_by(tree)) is not None:
+        start.restore_config.path = str(resumed)
+    else:
+        start = tree.resume
+    if weights is None:
+        tree.log.name = f"{tree.log.name}_validate"  # the run that is measured keeps its files
     parts = {field: getattr(tree, field) for field in ("model", "data", "trainer", "log", "optim")}
-    resume = tree.resume
-    if path is not None:
-        _refuse_other_start(tree, str(checkpoint))
-        resume = Config(AutoResume, resume_from_path=str(path))
+    parts["tokenizer"] = tokenizer_choice(tree)
+    parts["model_transform"] = getattr(tree, "peft", None) or getattr(tree, "model_transform", None)
     changes = changes_of(overrides, data, performance)
-    launched(Partial(entry, **parts, resume=resume), name=name, changes=changes, options=options)
+    launched(Partial(entry, **parts, resume=start), name=name, changes=changes, options=options)
+
+
+def _resumed_by(recipe: Any) -> Optional[Path]:
+    """The directory of the checkpoints that ``recipe`` would resume from. None: it names its weights itself.
+
+    Raises:
+        ConfigError: it names none, and there is no run to resume.
+    """
+    from nemo2.checkpoint.directory import finished
+    from nemo2.preflight.checks.earlier import checkpoints_to_resume
+    from nemo2.preflight.checks.facts import names_weights
+
+    directory = checkpoints_to_resume(recipe)
+    if directory is not None and finished(directory):
+        return directory
+    if names_weights(recipe.resume, recipe.trainer.strategy) or getattr(recipe.resume, "resume_from_directory", None):
+        return None
+    raise ConfigError(
+        f"The recipe has no weights to evaluate: this machine has no run {recipe.log.name!r} with a checkpoint. Name a "
+        "checkpoint or a run, as in nemo2 evaluate CHECKPOINT --recipe NAME, or the run's folder with --dir and --name."
+    )
 
 
 def _refuse_other_start(recipe: Any, checkpoint: str) -> None:

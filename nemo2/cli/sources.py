@@ -141,16 +141,16 @@ def name_of_run(source: str) -> Optional[str]:
     return Path(source).name.replace(".py", "").replace(":", "_")
 
 
-def run_with_recipe(*checkpoints: Path) -> Path:
+def run_with_recipe(*checkpoints: Path | str) -> Path:
     """The directory of the run that wrote one of the checkpoints.
 
     Raises:
         ConfigError: none of them is in a run's directory with a recipe.
     """
-    from nemo2.hugging_face.checkpoint import find_checkpoint
+    from nemo2.hugging_face.checkpoint import Checkpoint
 
     for path in checkpoints:
-        run = find_checkpoint(path).parent.parent
+        run = Checkpoint.open(path).path.parent.parent
         if (run / RECIPE_FILE).is_file():
             return run
     none = "is not" if len(checkpoints) == 1 else "are not"

@@ -10,8 +10,10 @@ import numbers
 import operator
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any, Optional
 
+from nemo2.base.errors import ConfigError
 from nemo2.base.names import did_you_mean
 from nemo2.config.aliases import decided_elsewhere
 from nemo2.config.walk import class_of
@@ -142,3 +144,13 @@ def out_of_range(node: Any, path: str, domains: Mapping[str, Domain | Choice], *
             texts = domain.texts if isinstance(domain, Choice) and len(domain.texts) > 2 else ()
             nearest = did_you_mean(str(value), texts, listed=True)
             yield f"{owner}{name}={value!r}: must be {finite}{domain.words} ({domain.why}){nearest}{unless}"
+
+
+def refuse_out_of_range(values: Mapping[str, Any], path: str, domains: Mapping[str, Domain | Choice]) -> None:
+    """Refuse arguments of the object at ``path`` that its table does not allow.
+
+    Raises:
+        ConfigError: the message lists all of them.
+    """
+    if sentences := [*out_of_range(SimpleNamespace(**values), path, domains, others=False)]:
+        raise ConfigError("\n".join(sentences))

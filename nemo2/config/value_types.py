@@ -13,7 +13,6 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import is_dataclass
 from pathlib import Path
-from types import MappingProxyType, SimpleNamespace
 from typing import Any, Optional, Union
 
 import fiddle as fdl
@@ -42,11 +41,12 @@ def type_hints(target: Callable[..., Any]) -> dict[str, Any]:
 
 
 def misfits(
-    target: Callable[..., Any], arguments: Mapping[Any, Any], *, whole: bool = False
+    target: Callable[..., Any], arguments: Mapping[Any, Any], *, strict: bool = False
 ) -> Iterator[tuple[str, Any, str]]:
     """Name, value, and the type that ``target`` takes, of each argument that can't be of this type.
 
-    ``whole``: 3.0 is no whole number. False: tables of domains decide, because a schedule of 1e4 steps is usual.
+    ``strict``: 3.0 is no whole number, and text no part. False: in recipes, where a schedule of 1e4 steps is usual and text
+    may name a part, other rules judge both.
     """
     hints = type_hints(target)
     for name, value in arguments.items():
@@ -54,51 +54,39 @@ def misfits(
         items = _item_hint(hint) if isinstance(value, list | tuple) else None
         for number, one in enumerate([value] if items is None else value):
             if (
-                wanted := _wanted(hint if items is None else items, one, whole=whole, item=items is not None)
+                wanted := _wanted(hint if items is None else items, one, strict=strict, item=items is not None)
             ) is not None:
                 yield str(name) if items is None else f"{name}[{number}]", one, wanted
 
 
 def refuse_misfits(
-    target: Callable[..., Any],
-    arguments: Mapping[str, Any],
-    *,
-    of: str = "",
-    ordered: Sequence[str] = (),
-    domains: Mapping[str, Any] = MappingProxyType({}),
+    target: Callable[..., Any], arguments: Mapping[str, Any], *, of: str = "", ordered: Sequence[str] = ()
 ) -> None:
     """Refuse arguments of a call that aren't of their type: those that the rules of a recipe refuse, and None and 3.0 where
-    a number belongs, which recipes leave to the tables of domains. Then refuse those that are out of range.
+    a number belongs, which recipes leave to the tables of domains.
 
     Args:
         of: The object whose arguments they are, for the error. "": they have no owner.
         ordered: The parameters whose arguments have no names in the call, in order.
-        domains: The table of the valid values of arguments (`nemo2.config.domains`).
 
     Raises:
         ConfigError: the message lists all of them.
     """
-    from nemo2.config.domains import out_of_range
-    from nemo2.config.factories import misplaced_text  # which reads annotations with this module
-
-    owner = f"{of}." if of else ""
-    # A checkpoint may stand for its model.
-    described = isinstance(model := arguments.get("model"), str) and os.path.isdir(model)
-    parts = {name: value for name, value in arguments.items() if not (described and name == "model")}
-    lines = misplaced_text(target, parts, of=owner)
-    wrong: list[tuple[str, Any, str]] = list(misfits(target, arguments, whole=True))
+    model = arguments.get("model")
+    if isinstance(model, str) and os.path.isdir(model):  # a checkpoint may stand for its model
+        arguments = {name: value for name, value in arguments.items() if name != "model"}
+    wrong: list[tuple[str, Any, str]] = list(misfits(target, arguments, strict=True))
     wrong += [(name, None, wanted) for name, wanted in nones(target, arguments)]
-    lines += [f"{owner}{name}={value!r}: takes {wanted}." for name, value, wanted in wrong]
-    if lines:
-        named = {line.removeprefix(owner).partition("=")[0].partition("[")[0] for line in lines}
-        if not named.isdisjoint(ordered[1:]):
-            parameters = inspect.signature(target).parameters.values()
-            order = [parameter.name for parameter in parameters if parameter.kind is not parameter.KEYWORD_ONLY]
-            shown = ", ".join(order[: len(ordered) + 1]) + (", ..." if len(order) > len(ordered) + 1 else "")
-            lines.append(f"Arguments without a name stand in this order: {target.__name__}({shown}).")
-        raise ConfigError("\n".join(lines), rule="values-have-their-types")
-    if lines := [*out_of_range(SimpleNamespace(**arguments), of, domains, others=False)]:
-        raise ConfigError("\n".join(lines))
+    if not wrong:
+        return
+    owner = f"{of}." if of else ""
+    lines = [f"{owner}{name}={value!r}: takes {wanted}." for name, value, wanted in wrong]
+    if not {name.partition("[")[0] for name, _, _ in wrong}.isdisjoint(ordered[1:]):
+        parameters = inspect.signature(target).parameters.values()
+        order = [parameter.name for parameter in parameters if parameter.kind is not parameter.KEYWORD_ONLY]
+        shown = ", ".join(order[: len(ordered) + 1]) + (", ..." if len(order) > len(ordered) + 1 else "")
+        lines.append(f"Arguments without a name stand in this order: {target.__name__}({shown}).")
+    raise ConfigError("\n".join(lines), rule="values-have-their-types")
 
 
 def nones(target: Callable[..., Any], arguments: Mapping[Any, Any]) -> Iterator[tuple[str, str]]:
@@ -116,7 +104,7 @@ def _in_place_of_none(hint: Any) -> Optional[str]:
     return _NUMBERS.get(hint) or _listed(a(cls.__qualname__) for cls in part_classes(hint)) or None
 
 
-def _wanted(hint: Any, value: Any, *, whole: bool, item: bool) -> Optional[str]:
+def _wanted(hint: Any, value: Any, *, strict: bool, item: bool) -> Optional[str]:
     """What the annotation takes, if ``value`` is certainly nothing of it. None: it may be.
 
     ``item``: the value is one of a list, where neither None nor a further list is a part.
@@ -135,19 +123,20 @@ def _wanted(hint: Any, value: Any, *, whole: bool, item: bool) -> Optional[str]:
         if choices == [bool]:
             wrong = wrong or value not in (0, 1)
         elif choices == [int]:
-            no_float = whole or value % 1 > 0 if isinstance(value, float) else not hasattr(value, "__index__")
+            no_float = strict or value % 1 > 0 if isinstance(value, float) else not hasattr(value, "__index__")
             wrong = wrong or no_float  # inf % 1 is no number
         wrong = wrong or (isinstance(value, bool) and choices in ([int], [float]))
         taken = [choice for choice in numbers if choice is not int or float not in numbers]
         return _listed([*(_NUMBERS[choice] for choice in taken), *map(repr, texts)]) if wrong else None
     if choices == [str]:
-        return "text" if isinstance(value, int | float | list | tuple) else None
+        wrong = not isinstance(value, str | os.PathLike) if strict else isinstance(value, int | float | list | tuple)
+        return "text" if wrong else None
     if set(choices) == {str, Path}:
         return None if isinstance(value, str | os.PathLike) else "a path"
     if choices and all(typing.get_origin(choice) is Callable for choice in choices):
         return None if callable(value) else "a function"
     if len(classes) == len(choices) == 1 and is_dataclass(classes[0]):
-        return None if isinstance(value, (str, *classes)) else parts
+        return None if isinstance(value, classes if strict else (str, *classes)) else parts
     if not classes and choices and all((typing.get_origin(choice) or choice) in _LISTS for choice in choices):
         return "a list" if isinstance(value, str | int | float | dict) else None
     if any(choice in _NUMBERS for choice in choices):
@@ -156,7 +145,8 @@ def _wanted(hint: Any, value: Any, *, whole: bool, item: bool) -> Optional[str]:
     if not classes and len(others) < len(choices) and others:
         words, classes = ["text"], part_classes(Union[tuple(others)])
     lists = () if takes_a_list(hint) else (list, tuple)
-    wrong = isinstance(value, (int, float, *lists)) and not isinstance(value, classes)
+    texts = (str,) if strict and not words else ()
+    wrong = isinstance(value, (int, float, *texts, *lists)) and not isinstance(value, classes)
     return _listed([*words, *(a(cls.__qualname__) for cls in classes)]) if classes and wrong else None
 
 

@@ -179,7 +179,7 @@ def mistyped(owner: Any, path: str) -> Iterator[str]:
     values = {one.name: getattr(owner, one.name) for one in fields(owner) if one.init and one.name != "launcher"}
     hints = type_hints(type(owner))
     others = ((name, value, _other(hints.get(name, Any), value)) for name, value in values.items())
-    wrong = {name: (value, wanted) for name, value, wanted in misfits(type(owner), values, whole=True)}
+    wrong = {name: (value, wanted) for name, value, wanted in misfits(type(owner), values, strict=True)}
     wrong |= {name: (None, wanted) for name, wanted in nones(type(owner), values)}
     wrong |= {name: (value, _PLAIN[plain]) for name, value, plain in others if plain is not None}
     for name, (value, wanted) in wrong.items():

@@ -344,6 +344,7 @@ def _setup(
     if training:
         _warn_without_checkpoints(trainer)
         _watch(trainer)
+    checkpoint = None
     if resume is not None:
         checkpoint = resume.setup(trainer, model, training=training, directory=directory.checkpoints, data=data)
         if training and checkpoint is not None:
@@ -351,6 +352,11 @@ def _setup(
 
             resumed = ResumedRecipe(checkpoint, directory.log_dir, accept_changes=resume.accept_changes)
             trainer.callbacks.insert(0, resumed)  # pyright: ignore[reportAttributeAccessIssue]
+    if not training and checkpoint is None and not names_weights(resume, trainer.strategy):
+        _log.warning(
+            "llm.validate measures the model's initial weights, because resume names no checkpoint and finds none. Set "
+            "resume.restore_config.path to the weights to measure."
+        )
     return Path(directory.log_dir)
 
 

@@ -80,7 +80,9 @@ class Form:
         elif self.kind == "model":
             export_ckpt(self.checkpoint, "hf", self.folder, dtype=dtype)
         else:
-            between = temporary_name(self.folder)  # the merged checkpoint, which exists only during the export
+            # The merged checkpoint, which exists only during the export. The export deletes what has the temporary name of
+            # its own target.
+            between = temporary_name(self.folder.with_name(f"{self.folder.name}-merged"))
             try:
                 export_ckpt(merge_lora(self.checkpoint, between), "hf", self.folder, dtype=dtype)
             finally:

@@ -152,6 +152,28 @@ def test_an_export_that_is_killed_leaves_nothing_and_the_next_is_made(
     assert any("unfinished" in name for name in found["half"]) and found["exports"] == [".run", "step=3"]
 
 
+def of_a_resumed_run(folder: str) -> list[Any]:
+    """The names in the folder of exports after each start of a run, and the saves that were counted."""
+    warm_exports()
+    found, checkpoint = [], None
+    for steps in (2, 4):
+        small_runs.release()
+        callback = HuggingFaceExportCallback(every_n_saves=3, keep=1)
+        saves = small_runs.keep(f"{folder}/checkpoints", save_top_k=-1, every_n_train_steps=1)
+        model = small_runs.build_llama(share_embeddings_and_output_weights=False)
+        small_runs.fit(model, max_steps=steps, callbacks=[callback, saves], ckpt_path=checkpoint)
+        checkpoint = f"{folder}/checkpoints/step={steps}"
+        found.append([sorted(path.name for path in Path(folder, "hugging_face").iterdir()), callback._saves])
+    return found
+
+
+def test_a_resumed_run_counts_and_keeps_the_exports_of_the_run_so_far(
+    run_on_ranks: Any, tmp_path: Path, warm_commands: dict[str, str]
+) -> None:
+    [found] = run_on_ranks(of_a_resumed_run, 1, str(tmp_path), timeout=300.0, env=warm_commands)
+    assert found == [[[".run", "step=2"], 2], [[".run", "step=4"], 4]]
+
+
 @pytest.mark.parametrize(
     ("settings", "words"),
     [

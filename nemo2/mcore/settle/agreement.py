@@ -6,6 +6,7 @@ from typing import Any, Optional
 from nemo2.base.errors import ConfigError
 from nemo2.config.provenance import adjust
 from nemo2.config.requested import explicit_fields
+from nemo2.config.walk import class_of
 
 
 def length_problem(config: Any, data: Any) -> Optional[str]:
@@ -41,6 +42,11 @@ def follow_the_data(config: Any, data: Any) -> None:
     per_token = getattr(kind, "calculate_per_token_loss", False) and hasattr(config, "calculate_per_token_loss")
     if per_token and "calculate_per_token_loss" not in explicit:
         adjust(config, "calculate_per_token_loss", True, why=f"data is a {kind.__name__}: each token counts the same")
+
+
+def tokenizer_choice(recipe: Any) -> Any:
+    """The argument ``tokenizer`` of `share_tokenizer` for a configured entry point."""
+    return "data" if getattr(class_of(recipe), "__name__", "") == "pretrain" else getattr(recipe, "tokenizer", None)
 
 
 def share_tokenizer(model: Any, data: Any, tokenizer: Any) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from nemo2.base.errors import ConfigError
 from nemo2.base.names import did_you_mean
 from nemo2.config.capture import configurable
-from nemo2.config.domains import Choice, Domain
+from nemo2.config.domains import Choice, Domain, refuse_out_of_range
 from nemo2.config.value_types import refuse_misfits
 from nemo2.mcore.parallel.norm_names import module_of_key
 from nemo2.models.peft.adapter import (
@@ -83,7 +83,8 @@ class LoRA(PEFT):
         modules_to_save: Optional[list[str]] = None,
     ) -> None:
         arguments = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
-        refuse_misfits(LoRA, arguments, of="peft", domains=_DOMAINS)
+        refuse_misfits(LoRA, arguments, of="peft")
+        refuse_out_of_range(arguments, "peft", _DOMAINS)
         self.named = target_modules is not None
         """Whether the user named the targets, in which case each target must exist."""
         self.target_modules = list(self.default_targets if target_modules is None else target_modules)

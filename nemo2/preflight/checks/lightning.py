@@ -77,7 +77,7 @@ def callback_problems(
     callbacks: Iterable[tuple[str, Any]], rule: str, *, here: bool, model: Any, recipe: Any
 ) -> Iterator[str]:
     """The errors of callbacks of nemo2 and Lightning about their arguments. Constructors of other classes are not called:
-    they may do anything.
+    they may do anything. Two callbacks of a class must differ in the folder of their files, which ``written_to`` names.
 
     Args:
         callbacks: Nodes and live objects, each with its path.
@@ -86,8 +86,13 @@ def callback_problems(
         model: The model's settled configuration, at which callbacks with ``check_model`` look. None: unknown.
         recipe: The recipe, at which callbacks with ``check_recipe`` look.
     """
+    folders: dict[tuple[Any, str], str] = {}
     for path, node in callbacks:
         cls = class_of(node)
+        if field := getattr(cls, "written_to", None):
+            folder = getattr(node, field) or ""
+            if (first := folders.setdefault((cls, str(folder)), path)) != path:
+                yield f"{path}.{field}={folder!r}: {first} writes files of the same names to this folder. Set another {field}."
         if not isinstance(node, fdl.Config) or not getattr(cls, "__module__", "").startswith(_OURS):
             continue
         if getattr(cls, "asks_for_overlap", False):

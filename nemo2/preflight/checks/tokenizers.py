@@ -11,9 +11,8 @@ import fiddle as fdl
 from nemo2.base.errors import ConfigError, Nemo2Error
 from nemo2.base.noise import silenced
 from nemo2.checkpoint.paths import HUGGING_FACE, missing
-from nemo2.config.walk import class_of
 from nemo2.data.tokenizer_files import FIELDS, files_of
-from nemo2.mcore.settle.agreement import share_tokenizer
+from nemo2.mcore.settle.agreement import share_tokenizer, tokenizer_choice
 from nemo2.preflight.checks.facts import Facts
 
 
@@ -38,7 +37,7 @@ def known_tokenizer(facts: Facts, part: str = "model") -> Any:
     model = SimpleNamespace(tokenizer=_built(facts.at("model.tokenizer")))
     own = _built(facts.at("data.tokenizer"))
     data = SimpleNamespace(tokenizer=own if own is not None else known_by_size(facts.parts.get("data")))
-    choice = "data" if getattr(class_of(recipe), "__name__", "") == "pretrain" else getattr(recipe, "tokenizer", None)
+    choice = tokenizer_choice(recipe)
     share_tokenizer(model, data, choice if choice is None or isinstance(choice, str) else _built(choice))
     restore = getattr(getattr(recipe, "resume", None), "restore_config", None)
     path = str(getattr(restore, "path", None) or "")

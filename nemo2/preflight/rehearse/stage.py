@@ -9,6 +9,7 @@ import fiddle as fdl
 
 from nemo2.mcore.parallel.layout import Layout, groups_of, rank_order
 from nemo2.mcore.settle import Machine, world_of
+from nemo2.mcore.settle.agreement import tokenizer_choice
 from nemo2.preflight.checks.tokenizers import known_by_size
 from nemo2.preflight.rehearse.counts import RankRehearsal
 from nemo2.preflight.rehearse.kernels import plain_kernels, te_kernels
@@ -35,7 +36,7 @@ def rehearse_rank(recipe: Any, *, stage: int, kernels: str = "te", microbatches:
             model,
             data,
             optim=call.get("optim"),
-            tokenizer=call.get("tokenizer", "data"),
+            tokenizer=call.get("tokenizer", tokenizer_choice(recipe)),
             model_transform=call.get("model_transform") or call.get("peft"),
         )
         return model, data, call["trainer"]

@@ -6,11 +6,13 @@ directory. `RunDirectoryCallback` passes the settings, the recipe and the enviro
 and the report at the end.
 """
 
+import csv
 import hashlib
 import logging
 import netrc
 import os
 import shutil
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -162,6 +164,23 @@ def name_run(item: Any, directory: RunDirectory) -> None:
             item._experiment_name = directory.name
         if item._run_id is None and version:
             item._run_id = _mlflow_run(item)
+    elif kind == "CSVLogger" and here().rank == 0 and directory.resumed and item._version is not None:
+        _continue_csv(item)
+
+
+def _continue_csv(item: Any) -> None:
+    """Let the logger append to the metrics of the run so far, which Lightning's writer deletes when it begins."""
+    file = Path(item.log_dir) / "metrics.csv"
+    if not file.is_file():
+        return
+    aside = file.rename(file.with_suffix(".before"))
+    try:
+        with warnings.catch_warnings(action="ignore"):  # of the deletion
+            writer = item.experiment
+    finally:
+        aside.rename(file)
+    with file.open(newline="") as lines:
+        writer.metrics_keys = next(csv.reader(lines), [])
 
 
 def _mlflow_run(item: Any) -> Optional[str]:

@@ -29,7 +29,7 @@ from nemo2.base.names import did_you_mean
 from nemo2.checkpoint.context import tokenizer_settings
 from nemo2.checkpoint.foreign_files import read_yaml
 from nemo2.config.capture import configurable
-from nemo2.config.domains import Domain
+from nemo2.config.domains import Domain, refuse_out_of_range
 from nemo2.config.notices import warn_without_effect
 from nemo2.config.value_types import refuse_misfits
 from nemo2.config.walk import callbacks_of, class_of
@@ -68,7 +68,8 @@ class DistillationConfig:
     """The weight of the teacher's loss if the text's loss is added."""
 
     def __post_init__(self) -> None:
-        refuse_misfits(type(self), vars(self), of="DistillationConfig", domains=_DOMAINS)
+        refuse_misfits(type(self), vars(self), of="DistillationConfig")
+        refuse_out_of_range(vars(self), "DistillationConfig", _DOMAINS)
         if self.skip_lm_loss:
             why = "The loss is the teacher's alone: set skip_lm_loss=False to add the text's."
             warn_without_effect(why, kd_loss_scale=(self.kd_loss_scale, 1.0))
@@ -246,7 +247,10 @@ def teachers_recipe(recipe: Any) -> Optional[Any]:
     alone.trainer.callbacks = others
     if hasattr(alone, "resume"):
         alone.resume = None  # what the student starts from, which may have other sizes
-    alone.model = Checkpoint.open(teaching.teacher_model_path).require_nemo2().model_config(follow_data=True)
+    teacher = Checkpoint.open(teaching.teacher_model_path).require_nemo2()
+    alone.model = teacher.model_config(follow_data=True)
+    if getattr(getattr(alone, "data", None), "tokenizer", None) is None:  # data of token ids, which name no vocabulary
+        alone.model.tokenizer = teacher.tokenizer_config()
     return alone
 
 

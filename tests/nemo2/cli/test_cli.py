@@ -16,11 +16,12 @@ from nemo2.base.errors import ConfigError, RuntimeFault
 from nemo2.cli.adapter import described
 from nemo2.cli.app import VERBS
 from nemo2.cli.recipe_list import layout_text, matches
-from nemo2.config import from_json
+from nemo2.config import from_json, to_json
 from nemo2.launch import RunResult
 from nemo2.llm.api import validate
 from nemo2.mcore.parallel.layout import Layout
 from nemo2.models.peft import DoRA, LoRA
+from support import odd_folders, saved_checkpoints
 
 
 def example(words: str) -> str:
@@ -148,7 +149,6 @@ def test_pretrain_hands_the_changed_recipe_to_the_launcher(launches, monkeypatch
         ("pretrain llama_tiny", "llama_tiny"),
         ("pretrain llama_tiny log.name=mine log.log_dir=/there", "mine"),
         ("pretrain llama_tiny log=default_log(name=a_trial)", "a_trial"),
-        ("evaluate --recipe llama_tiny", "llama_tiny_validate"),
         ("pretrain llama_tiny log.name=mine --name mine", "mine"),
         ("rehearse llama32_1b:lora --tiny --processes 1", "llama32_1b_lora_tiny"),
     ],
@@ -170,10 +170,34 @@ def test_finetune_hands_the_method_and_the_changes_to_the_launcher(launches, com
     assert (full.log.name, getattr(full, "peft", None)) == ("llama3_8b_full", None)
 
 
-def test_validate_measures_the_named_checkpoint(launches, tmp_path, command):
-    command("evaluate --recipe llama_tiny", tmp_path)
-    assert launches[0].recipe.__fn_or_cls__ is validate
-    assert launches[0].recipe.resume.resume_from_path == str(tmp_path)
+def test_validation_measures_the_named_weights_as_they_describe_themselves(launches, tmp_path, command):
+    odd_folders.write(tmp_path / "own")
+    command(f"evaluate --from hf://{tmp_path}/own --recipe llama_tiny:lora model.config.rotary_base=7")
+    call = launches[0].recipe
+    assert call.__fn_or_cls__ is validate and call.resume.restore_config.path == f"hf://{tmp_path}/own"
+    assert (call.model.config.vocab_size, call.model.config.rotary_base, call.model_transform) == (331, 7, None)
+    assert (call.log.name, call.tokenizer) == ("llama_tiny_lora_validate", "model")
+
+
+def test_validation_measures_a_run_of_fine_tuning_with_its_adapters_and_tokenizer(launches, tmp_path, command):
+    saved_checkpoints.saved(tmp_path / "mine" / "1" / "checkpoints" / "step=3", 3)
+    recipe = recipes.get("llama_tiny").finetune_recipe(peft_scheme="lora")
+    (tmp_path / "mine" / "1" / "recipe.json").write_text(to_json(recipe))
+    command("evaluate", tmp_path / "mine")
+    call = launches[0].recipe
+    assert call.resume.restore_config.path == str(tmp_path / "mine") and call.log.name == "mine_validate"
+    assert isinstance(call.model_transform, LoRA) and call.tokenizer == "model"
+
+
+def test_validation_without_weights_measures_the_run_that_the_recipe_would_resume(launches, tmp_path, command):
+    assert (
+        "no run 'llama_tiny' with a checkpoint" in command(f"evaluate --recipe llama_tiny --dir {tmp_path}", code=2).err
+    )
+    saved_checkpoints.saved(tmp_path / "llama_tiny" / "1" / "checkpoints" / "step=3", 3)
+    command(f"evaluate --recipe llama_tiny --dir {tmp_path}")
+    call = launches[0].recipe
+    assert call.resume.restore_config.path == str(tmp_path / "llama_tiny" / "1" / "checkpoints")
+    assert (call.log.name, call.tokenizer) == ("llama_tiny_validate", "data")
 
 
 @pytest.mark.parametrize(("error", "code"), [(RuntimeFault("rank 1 failed"), 1), (ConfigError("no"), 2)])

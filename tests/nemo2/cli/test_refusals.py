@@ -3,6 +3,8 @@
 
 import pytest
 
+from support import saved_checkpoints
+
 REFUSED = {
     # names
     "nothing": "error: nemo2 has no command 'nothing'",
@@ -100,10 +102,11 @@ REFUSED = {
     "check llama3_8b trainer.num_nodes=3 --gpus H100x64": "64 GPUs aren't 3 nodes of 21",
     "check llama3_8b --gpus H100x64 --devices 6": "64 GPUs can't be split into nodes of 6",
     "data preview chats.jsonl data.seq_length=3 --seq-length 4": "--seq-length 4 contradicts data.seq_length=3",
-    "evaluate empty resume.resume_if_exists=False --recipe llama_tiny --dryrun":
-        "empty contradicts resume.resume_if_exists=False: leave one of them out.",
-    "evaluate empty resume.restore_config.path=/x --recipe llama_tiny --dryrun":
-        "empty contradicts resume.restore_config.path=/x: leave one of them out.",
+    "evaluate empty/mine resume.resume_if_exists=False --recipe llama_tiny --dryrun":
+        "empty/mine contradicts resume.resume_if_exists=False: leave one of them out.",
+    "evaluate empty/mine resume.restore_config.path=/x --recipe llama_tiny --dryrun":
+        "empty/mine contradicts resume.restore_config.path=/x: leave one of them out.",
+    "evaluate empty/mine --from empty --recipe llama_tiny": "mine and --from empty both name the weights",
     "generate . --prompt a --prompts b": "--prompt 'a' and --prompts b: leave one of them out.",
     "prune . --output x --layers 2 --drop 1": "--layers and --drop both choose the layers",
     # options that nothing would read
@@ -128,7 +131,8 @@ REFUSED = {
     "pretrain llama_tiny --detach": "a run on this machine ends with its command",
     "pretrain llama_tiny --gpus H100x2": "--gpus H100: the run would start on this machine's CPUs",
 }  # fmt: skip
-"""What is said, by the command. In the folder are ``empty/``, ``taken.py``, ``taken.json`` and ``chats.jsonl``."""
+"""What is said, by the command. In the folder are ``empty/``, ``taken.py``, ``taken.json`` and ``chats.jsonl``; and the
+checkpoint ``empty/mine``, if the command names it."""
 
 
 @pytest.mark.parametrize("line", REFUSED)
@@ -136,6 +140,8 @@ def test_what_cannot_be_meant_is_one_message_and_exit_code_2(line, command, monk
     monkeypatch.setattr("nemo_run.config._NEMORUN_HOME", str(tmp_path / "empty"))
     monkeypatch.chdir(tmp_path)  # runs of other commands, whose names an error would list, lie in the repository
     (tmp_path / "empty").mkdir()
+    if "empty/mine" in line:
+        saved_checkpoints.saved(tmp_path / "empty" / "mine", 3)
     files = {
         "taken.py": "import nemo\n",
         "taken.json": "{}",

@@ -125,6 +125,18 @@ def test_an_export_stands_beside_its_checkpoint_and_is_replaced_only_where_it_is
     assert identify(target, verify=True).problems == []
 
 
+def test_an_import_deletes_what_a_killed_one_of_the_same_target_left(released: Path, tmp_path: Path) -> None:
+    from nemo2.checkpoint.directory import temporary_name
+    from nemo2.hugging_face.output_folders import _locked
+
+    left, written, other = (temporary_name(tmp_path / name) for name in ("x", "x", "other-x"))
+    for folder in (left, written, other):
+        folder.mkdir()
+    with _locked(written):
+        llm.import_ckpt(source=released, output_path=tmp_path / "x")
+    assert {path.name for path in tmp_path.iterdir()} == {"x", written.name, other.name}
+
+
 def test_models_without_a_place_are_kept_where_nemo_keeps_them(
     released: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -221,13 +221,15 @@ def follows_the_data(directory: str, places: dict[str, str]) -> dict[str, Any]:
         refused = str(error)
     run = {**parts(directory, "trained", max_steps=1), "data": run["data"]}
     trained = llm.train(model=places["student"], **run, tokenizer="model", resume=start)  # pyright: ignore[reportArgumentType]
-    lengths = [Checkpoint.open(one).model().config.seq_length for one in (place, trained)]
+    ids = {**parts(directory, "ids", max_steps=1), "data": small_runs.TokenData()}  # name no vocabulary
+    of_ids = llm.distill(places["student"], places["teacher"], **ids)
+    lengths = [Checkpoint.open(one).model().config.seq_length for one in (place, trained, of_ids)]
     return {"lengths": lengths, "refused": refused}
 
 
 def test_a_student_from_its_checkpoint_follows_the_data_and_is_named_once(run_on_ranks: Any, places: Any) -> None:
     [found] = run_on_ranks(follows_the_data, 1, *places, timeout=180)
-    assert found["lengths"] == [small_runs.SEQ // 2] * 2
+    assert found["lengths"] == [small_runs.SEQ // 2, small_runs.SEQ // 2, small_runs.SEQ]
     assert "the student already starts from student_model_path" in found["refused"]
 
 

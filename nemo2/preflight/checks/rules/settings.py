@@ -182,9 +182,9 @@ def _splits(facts: Facts) -> Iterator[str]:
 def _callbacks(facts: Facts) -> Iterator[str]:
     """Each callback must have all arguments for which its class has no default, and callbacks of nemo2 and Lightning
     must accept their arguments. The files that a callback reads on this machine must exist, the modules that it names must be
-    in the model, and a callback for experts requires a model with experts.
+    in the model, and a callback for experts requires a model with experts. Two callbacks of a class must write to two folders.
 
-    Otherwise: No rank can create the callback, or the run stops before its first step.
+    Otherwise: No rank can create the callback, the run stops before its first step, or one callback's files replace the other's.
     """
     incomplete = [
         f"{missing}, or remove the callback."

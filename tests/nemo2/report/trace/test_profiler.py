@@ -96,3 +96,14 @@ def test_steps_that_a_run_never_reaches_are_reported(tmp_path, caplog):
     callback.on_train_start(trainer, trainer)
     callback.on_train_end(trainer, trainer)
     assert "recorded nothing" in caplog.text and "start_step=10" in caplog.text
+
+
+def test_a_run_that_ends_in_the_warm_up_writes_no_trace_and_says_so(tmp_path, caplog):
+    trainer: Any = SimpleNamespace(callbacks=[], is_global_zero=True, global_rank=0, global_step=1)
+    callback = PytorchProfilerCallback(start_step=1, end_step=12, warmup_steps=5, trace_dir=tmp_path)
+    callback.on_train_start(trainer, trainer)
+    callback.on_train_batch_start(trainer)
+    trainer.global_step = 2
+    callback.on_train_batch_end(trainer)
+    callback.on_train_end(trainer, trainer)
+    assert "recorded nothing" in caplog.text and "warmup_steps=5" in caplog.text and not list(tmp_path.iterdir())
