@@ -158,7 +158,7 @@ def _one(what: str, source: str, target: str, *, dry: bool) -> dict[str, float]:
         def work() -> None:
             AutoModelForCausalLM.from_pretrained(source, dtype="auto").save_pretrained(target)
     else:
-        from nemo2.hugging_face import importing, streams
+        from nemo2.hugging_face import output_folders, streams
         from nemo2.hugging_face.exporting import export_weights
         from support.released_models import import_release
 
@@ -166,7 +166,7 @@ def _one(what: str, source: str, target: str, *, dry: bool) -> dict[str, float]:
         if dry:
             streams._write_all = lambda descriptor, block, place: None
             streams.hashlib = types.SimpleNamespace(sha256=_NoHash)
-            importing.refuse_full_disk = lambda target, needed: None
+            output_folders.refuse_full_disk = lambda target, needed: None
             options = {"verify": False} if what == "export" else {}
         function: Callable[..., Any] = import_release if what == "import" else export_weights
 

@@ -623,7 +623,7 @@ def rerun(
     newest_is_all: bool = False,
 ) -> str:
     """Run the same command again, undisturbed; what it did, once it is as it should be."""
-    done, kept = len(command.curve(run)), command.checkpoints(run)
+    done, kept = len(command.curve(run)), [*command.checkpoints(run)]
     newest = max(kept, default=0) if expected is None else expected
     if newest_is_all:
         # The line of the step that was saved last may still have been to be written; the rerun writes it.
@@ -633,6 +633,9 @@ def rerun(
     again = run()
     require(again.done, f"the rerun failed with {again.codes}: {again.said[-1200:]}")
     require(bool(re.search(says, again.said)), f"the rerun said nothing of {says!r}: {again.said[-800:]}")
+    # The survivors publish a save that all ranks had written, unless they are killed too: then the rerun does.
+    kept += map(int, re.findall(r"Saved \S+/step=(\d+)\S*, which all ranks had written", again.said))
+    newest = max([newest, *kept]) if expected is None else newest
     told = f"(step {max(kept, default=0)})" if kept else "starting from the beginning"
     require(told in again.said or not begun, f"the rerun didn't say {told!r}: {again.said[-800:]}")
     if expected is not None and expected != max(kept, default=0):
