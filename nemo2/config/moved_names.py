@@ -9,7 +9,6 @@ MOVED = {
     "nemo2.llm.distillation:DistillationConfig": "nemo2.training.strategies.distillation",
     "nemo2.llm.pruning:PruningConfig": "nemo2.llm.pruned",
     "nemo2.llm.evaluation": "nemo2.llm.evaluation.api",
-    "nemo2.report.pictures.schedule": "nemo2.mcore.parallel.pipeline_schedule",
     **{
         f"nemo2.models.starcoder:Starcoder2{kind}": "nemo2.models.starcoder2"
         for kind in ("Config", "Config3B", "Config7B", "Config15B", "Model")

@@ -131,7 +131,7 @@ def some_layers(directory: str, names: tuple[str, ...]) -> dict[str, Any]:
         found[name] = runs.train(directory, name, save=True, **given)
         path = f"{directory}/{name}/step={runs.STEPS}"
         found[f"{name} on"] = runs.train(directory, name, resume=path, **given)
-        found[f"{name} in one go"] = runs.train(directory, name, steps=8, **given)
+        found[f"{name} in one go"] = runs.train(directory, name, steps=runs.LAST_STEP, **given)
     return found
 
 

@@ -367,7 +367,7 @@ def test_adapters_alone_are_neither_pruned_nor_distilled(adapter, made, tmp_path
     with pytest.raises(ConfigError, match="only a part of a model"):
         llm.prune(ours, str(tmp_path / "small"), llm.PruningConfig(drop_layers=[1]))
     with pytest.raises(ConfigError, match="only a part of a model"):
-        llm.distill(ours, made[0], data=cast(Any, None), trainer=cast(Any, None))
+        llm.distill(ours, made[0], data=cast(Any, object()), trainer=cast(Any, object()))
 
 
 def test_a_base_is_refused_where_there_is_no_adapter(made, tmp_path):

@@ -29,13 +29,15 @@ def rules_of(changes: dict[str, Any]) -> list[str]:
 @pytest.mark.parametrize(
     ("values", "rule"),
     [
-        ({"max_epochs": (2.0, -2, True), "min_epochs": (-1, 1.5), "min_steps": (-1, 2.5)}, "steps-are-counts"),
-        ({"num_sanity_val_steps": (-2, 1.5)}, "steps-are-counts"),
+        ({"max_epochs": (2.0, -2), "min_epochs": (-1,), "min_steps": (-1,)}, "steps-are-counts"),
+        ({"num_sanity_val_steps": (-2,)}, "steps-are-counts"),
+        ({"max_epochs": (True,), "min_epochs": (1.5,), "min_steps": (2.5,), "num_sanity_val_steps": (1.5,)}, TYPES),
         ({"val_check_interval": (0.0, 30.0, 1e308, timedelta(0), timedelta(seconds=-1), {}, "00:00:00:00")}, INTERVAL),
         ({"overfit_batches": (2.0, 1e308)}, OVERFIT),
         ({"overfit_batches": (None,), "reload_dataloaders_every_n_epochs": (None,)}, "lightning-agrees"),
         ({"accelerator": (None,)}, "lightning-agrees"),
-        ({"num_nodes": (1.0, True)}, "nodes-and-devices-are-counts"),
+        ({"num_nodes": (1.0,)}, "nodes-and-devices-are-counts"),
+        ({"num_nodes": (True,)}, TYPES),
         ({"gradient_clip_val": (0, 0.0), "gradient_clip_algorithm": ("value",)}, "steps-are-megatron-cores"),
         ({"strategy": ("auto", "ddp")}, "strategy-settings-are-supported"),
         ({"callbacks": ([None], [[]]), "deterministic": ("no",), "plugins": ([None],)}, TYPES),
