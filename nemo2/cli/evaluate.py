@@ -149,31 +149,23 @@ def _validate(
     from nemo2.llm.api import validate as entry
     from nemo2.mcore.settle.agreement import tokenizer_choice
 
-    if recipe is None:
-        assert weights is not None
-        run = run_with_recipe(weights)
-        name, own = str(run), run.absolute().parent.name
-    else:
-        name, own = recipe, name_of_run(recipe)
-    settings = {"performance": True} if performance else {}
+    name = recipe or str(run_with_recipe(weights or ""))
+    own_name = name_of_run(recipe) if recipe else Path(name).absolute().parent.name
     start = Config(AutoResume, restore_config=Config(RestoreConfig, path=weights))
 
-    def validation() -> Any:
-        tree = recipe_tree(name, **settings)
+    def recipe_of_weights() -> Any:
+        tree = recipe_tree(name, performance=performance)
         if weights is not None and recipe is not None:
             start.restore_config.path = give_described_model(tree, weights)
         return tree
 
-    # Without weights, the name of the run that the recipe would resume.
-    own = own and f"{own}_validate" if weights is not None else own
-    tree = logged(validation, overrides, own_name=own, options=options, data=data)
     if weights is not None:
+        own_name = own_name and f"{own_name}_validate"
+        tree = logged(recipe_of_weights, overrides, own_name=own_name, options=options, data=data)
         _refuse_other_start(tree, weights)
-    elif (resumed := _resumed_by(tree)) is not None:
-        start.restore_config.path = str(resumed)
     else:
-        start = tree.resume
-    if weights is None:
+        tree = logged(recipe_of_weights, overrides, own_name=own_name, options=options, data=data)
+        start = _start_of_run(tree)
         tree.log.name = f"{tree.log.name}_validate"  # the run that is measured keeps its files
     parts = {field: getattr(tree, field) for field in ("model", "data", "trainer", "log", "optim")}
     parts["tokenizer"] = tokenizer_choice(tree)
@@ -182,21 +174,23 @@ def _validate(
     launched(Partial(entry, **parts, resume=start), name=name, changes=changes, options=options)
 
 
-def _resumed_by(recipe: Any) -> Optional[Path]:
-    """The directory of the checkpoints that ``recipe`` would resume from. None: it names its weights itself.
+def _start_of_run(recipe: Any) -> Any:
+    """The start of a run that measures what ``recipe`` would resume, or the weights that it names itself.
 
     Raises:
         ConfigError: it names none, and there is no run to resume.
     """
+    from nemo2 import AutoResume, RestoreConfig
     from nemo2.checkpoint.directory import finished
+    from nemo2.config import Config
     from nemo2.preflight.checks.earlier import checkpoints_to_resume
     from nemo2.preflight.checks.facts import names_weights
 
     directory = checkpoints_to_resume(recipe)
     if directory is not None and finished(directory):
-        return directory
+        return Config(AutoResume, restore_config=Config(RestoreConfig, path=str(directory)))
     if names_weights(recipe.resume, recipe.trainer.strategy) or getattr(recipe.resume, "resume_from_directory", None):
-        return None
+        return recipe.resume
     raise ConfigError(
         f"The recipe has no weights to evaluate: this machine has no run {recipe.log.name!r} with a checkpoint. Name a "
         "checkpoint or a run, as in nemo2 evaluate CHECKPOINT --recipe NAME, or the run's folder with --dir and --name."
