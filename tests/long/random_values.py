@@ -226,6 +226,8 @@ def _draw(dice: random.Random) -> Drawn:
 
 def _number(base: str, dice: random.Random) -> dict[str, Any]:
     """A field of the table of domains, at an edge, just beyond it, or within."""
+    from nemo2.config.domains import Domain
+    from nemo2.mcore.optim.lr_scheduler import SCHEDULE
     from nemo2.preflight.checks import domains
 
     recipe = _looked_at(base)
@@ -234,13 +236,13 @@ def _number(base: str, dice: random.Random) -> dict[str, Any]:
         for prefix, node, table in (
             (_CONFIG, recipe.model.config, domains.MODEL),
             (_OPTIM, recipe.optim.config, domains.OPTIMIZER),
-            (_SCHEDULE, recipe.optim.lr_scheduler, domains.SCHEDULE),
+            (_SCHEDULE, recipe.optim.lr_scheduler, SCHEDULE),
             ("data.", recipe.data, domains.data_domains(recipe.data)),
         )
         for _ in range({_CONFIG: 5, _OPTIM: 2}.get(prefix, 1))
     ]
     prefix, node, table = dice.choice(places)
-    name = dice.choice([name for name in table if hasattr(node, name)])
+    name = dice.choice([name for name, row in table.items() if hasattr(node, name) and isinstance(row, Domain)])
     return {prefix + name: _value(table[name], getattr(node, name), dice)}
 
 

@@ -38,12 +38,32 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from nemo2.base.errors import ConfigError
 from nemo2.config.capture import configurable
+from nemo2.config.domains import Choice, Domain, refuse_out_of_range
 from nemo2.config.notices import warn_without_effect
 
 _DEFAULT_WARMUP_STEPS = 750
 LR_FACTOR = "lr_factor"
 """The key of a parameter group's ``lr_mult``, by which its whole learning rate is multiplied, ``min_lr`` included. The rates
 in the group contain it."""
+
+_STEPS = Domain("[0, inf)", "a number of steps", "steps")
+_SHARE = Domain("[0, 1]", "a share of max_steps")
+SCHEDULE: Mapping[str, Domain | Choice] = {
+    "max_steps": Domain("[1, inf)", "the length of the schedule", "steps", unless="set None to use trainer.max_steps"),
+    "warmup_steps": _STEPS,
+    "hold_steps": _STEPS,
+    "constant_steps": _STEPS,
+    "warmup_ratio": _SHARE,
+    "hold_ratio": _SHARE,
+    "min_lr": Domain("[0, inf)", "a learning rate"),
+    "interval": Choice(("step", "epoch"), "when Lightning advances the schedule"),
+    "frequency": Domain("[1, inf)", "the number of steps between two updates of the learning rate", "whole"),
+    "d_model": Domain("[1, inf)", "the learning rate is divided by its square root", "whole"),
+    "decay_rate": Domain("[0, inf)", "an exponent; with a negative value, the learning rate would rise"),
+    "power": Domain("[0, inf)", "an exponent; with a negative value, the learning rate would have no limit"),
+    "decay_schedule": Choice(("linear", "one_minus_square_root"), "the curves of the decay"),
+}
+"""The valid values of the fields of schedules."""
 
 
 class LRSchedulerModule(Callback, ABC):
@@ -91,6 +111,8 @@ class LRSchedule(LRSchedulerModule):
 
     needs_max_steps: ClassVar[bool] = True
     """Whether the formula needs the length of the run."""
+    domains: ClassVar[Mapping[str, Domain | Choice]] = SCHEDULE
+    """The valid values of the fields."""
 
     _: KW_ONLY
     interval: str = "step"
@@ -151,20 +173,7 @@ class LRSchedule(LRSchedulerModule):
 
     def __post_init__(self) -> None:
         name = type(self).__name__
-        for field in ("max_steps", "warmup_steps", "hold_steps", "constant_steps"):
-            value = getattr(self, field, None)
-            if value is not None and (isinstance(value, bool) or int(value) != value or value < 0):
-                raise ConfigError(f"{name}.{field}={value!r}: must be a whole number of optimizer steps, 0 or more.")
-        for field in ("warmup_ratio", "hold_ratio"):
-            value = getattr(self, field)
-            if value is not None and not 0 <= value <= 1:
-                raise ConfigError(f"{name}.{field}={value!r}: must be a fraction of max_steps, from 0 to 1.")
-        if not self.min_lr >= 0:
-            raise ConfigError(f"{name}.min_lr={self.min_lr!r}: must be 0 or more.")
-        if self.interval not in ("step", "epoch"):
-            raise ConfigError(f"{name}.interval={self.interval!r}: must be 'step' or 'epoch'.")
-        if self.frequency < 1:
-            raise ConfigError(f"{name}.frequency={self.frequency!r}: must be 1 or more.")
+        refuse_out_of_range(vars(self), "optim.lr_scheduler", self.domains)
         if self.hold_steps is not None and self.hold_ratio is not None:
             raise ConfigError(f"{name}: hold_steps and hold_ratio both set the length of the hold. Set one of them.")
         if self.warmup_ratio is not None and self.warmup_steps not in (None, _DEFAULT_WARMUP_STEPS):
@@ -408,14 +417,6 @@ class WarmupHoldAnnealScheduler(_PhasedSchedule):
     """The curve of the decay from ``max_lr`` to ``min_lr``."""
     min_lr: float = 0.0
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.decay_schedule not in ("one_minus_square_root", "linear"):
-            raise ConfigError(
-                f"{type(self).__name__}.decay_schedule={self.decay_schedule!r}: must be 'linear' or "
-                "'one_minus_square_root'."
-            )
-
     def _formula(self, step: int, max_lr: float) -> float:
         """``max_lr - (max_lr - min_lr) * t``, or ``max(min_lr, max_lr * (1 - sqrt(t)))``."""
         hold_end = self._hold_end()
@@ -468,14 +469,13 @@ class T5InverseSquareRootAnnealingScheduler(_Annealing):
     """
 
     needs_max_steps: ClassVar[bool] = False
+    domains: ClassVar[Mapping[str, Domain | Choice]] = {
+        **SCHEDULE,
+        "constant_steps": Domain("[1, inf)", "the rate is 1 divided by its square root", "steps"),
+    }
 
     constant_steps: int = 10_000
     """Steps during which the rate stays at ``1 / sqrt(constant_steps)``. At least 1."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.constant_steps < 1:
-            raise ConfigError(f"{type(self).__name__}.constant_steps={self.constant_steps}: must be 1 or more.")
 
     def lr_at(self, step: int, max_lr: float) -> float:
         """``1 / sqrt(max(step, constant_steps))``, whatever `max_lr` is."""
@@ -504,11 +504,6 @@ class NoamAnnealingScheduler(LRSchedule):
     there."""
     min_lr: float = 0.0
     """The least rate after the warm-up."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.d_model < 1:
-            raise ConfigError(f"{type(self).__name__}.d_model={self.d_model}: must be the model's hidden size.")
 
     def lr_at(self, step: int, max_lr: float) -> float:
         """``max_lr * d_model**-0.5 * min(step**-0.5, step * w**-1.5)``, step from 1."""

@@ -22,7 +22,6 @@ _positive = partial(Domain, "(0, inf)")
 _weight = partial(Domain, "[0, inf)")
 _decay = partial(Domain, "[0, 1)")
 _share = partial(Domain, "[0, 1]")
-_steps = partial(Domain, "[0, inf)", kind="steps")
 
 
 def _rows(domains: Mapping[str, Domain]) -> dict[str, Domain]:
@@ -197,21 +196,6 @@ OPTIMIZER: Mapping[str, Domain] = _rows(
         "muon_extra_scale_factor": _positive("multiplies the update"),
         "soap_precondition_frequency": _count(_DIVISOR),
         "optimizer_offload_fraction": _share("a share of the parameters"),
-    }
-)
-
-SCHEDULE: Mapping[str, Domain] = _rows(
-    {
-        "max_steps": Domain(
-            "[1, inf)", "the length of the schedule", "steps", unless="set None to use trainer.max_steps"
-        ),
-        "warmup_steps hold_steps constant_steps": _steps("a number of steps"),
-        "warmup_ratio hold_ratio": _share("a share of max_steps"),
-        "min_lr": _weight("a learning rate"),
-        "frequency": _count("the number of steps between two updates of the learning rate"),
-        "d_model": _count("the learning rate is divided by its square root"),
-        "decay_rate": _weight("an exponent; with a negative value, the learning rate would rise"),
-        "power": _weight("an exponent; with a negative value, the learning rate would have no limit"),
     }
 )
 

@@ -8,7 +8,7 @@ from typing import Any
 from nemo2.base.backend.extras import has
 from nemo2.base.names import did_you_mean
 from nemo2.config.domains import out_of_range
-from nemo2.config.walk import class_of
+from nemo2.mcore.optim.lr_scheduler import SCHEDULE, LRSchedule
 from nemo2.mcore.settle.rows import UNSHARDED_OPTIMIZERS
 from nemo2.preflight.checks import domains
 from nemo2.preflight.checks.facts import Facts
@@ -80,11 +80,11 @@ def _phases(facts: Facts) -> Iterator[str]:
 
     Otherwise: The learning rate never reaches its peak or jumps to its end, without an error.
     """
-    node = facts.at("optim.lr_scheduler")
-    if node is None or any(out_of_range(node, "", domains.SCHEDULE)):
-        return
     path = "optim.lr_scheduler"
-    settings: dict[str, Any] = {name: getattr(node, name, None) for name in domains.SCHEDULE}
+    schedule = facts.parts.get(path)
+    if not isinstance(schedule, LRSchedule):
+        return
+    settings: dict[str, Any] = {name: getattr(schedule, name, None) for name in SCHEDULE}
     shares = {name: settings[name] for name in ("warmup_ratio", "hold_ratio") if settings[name] is not None}
     shown = " + ".join(f"{name}={value:g}" for name, value in shares.items())
     if sum(shares.values()) > 1:
@@ -94,7 +94,7 @@ def _phases(facts: Facts) -> Iterator[str]:
         )
     elif shares.get("warmup_ratio") == 1:
         yield f"{path}.warmup_ratio=1: the warm-up takes the whole run. Set warmup_ratio below 1."
-    name = getattr(class_of(node), "__name__", "")
+    name = type(schedule).__name__
     if name == "WarmupHoldAnnealScheduler" and not shares:
         yield (
             f"{path}: {name} has neither a warm-up nor a hold. Set warmup_ratio and hold_ratio, e.g. to 0.01 and 0.8, "

@@ -125,15 +125,12 @@ def _precision(facts: Facts) -> Iterator[str]:
     yield from facts.settled.refused("precision-is-known")
 
 
-@SETTINGS.rule("schedule-is-one-curve")
-def _schedule(facts: Facts) -> Iterator[str]:
+@SETTINGS.settled("schedule-is-one-curve")
+def _schedule() -> None:
     """The steps and shares of the learning-rate schedule must be in range, and each phase must be set only once.
 
     Otherwise: The schedule raises an error on every rank.
     """
-    # The class raises its first error only.
-    problems = list(out_of_range(facts.at("optim.lr_scheduler"), "optim.lr_scheduler", domains.SCHEDULE))
-    yield from problems or facts.settled.refused("schedule-is-one-curve")
 
 
 @SETTINGS.settled("checkpoint-settings-are-supported")
@@ -152,7 +149,7 @@ def _data(facts: Facts) -> Iterator[str]:
     Otherwise: The data module raises an error on every rank, or Megatron-Core's index builder divides by a sequence
     length of 0 and crashes the process.
     """
-    # As above.
+    # The class raises its first error only.
     problems = list(out_of_range(facts.data, "data", domains.data_domains(facts.data)))
     kind = class_of(facts.data)
     if getattr(kind, "__module__", "").startswith("nemo2."):  # whose annotations are exact

@@ -248,17 +248,21 @@ def test_a_users_own_module_may_return_what_nemo_documents():
 @pytest.mark.parametrize(
     ("cls", "kwargs", "words"),
     [
-        (CosineAnnealingScheduler, {"min_lr": -1.0}, "min_lr=-1.0: must be 0 or more"),
+        (CosineAnnealingScheduler, {"min_lr": -1.0}, "min_lr=-1.0: must be at least 0"),
         (CosineAnnealingScheduler, {"warmup_steps": -1}, "warmup_steps=-1: must be a whole number"),
         (CosineAnnealingScheduler, {"warmup_stepz": 1}, "did you mean 'warmup_steps'"),
-        (WarmupPolicyScheduler, {"warmup_ratio": 1.5}, "warmup_ratio=1.5: must be a fraction of max_steps"),
+        (
+            WarmupPolicyScheduler,
+            {"warmup_ratio": 1.5},
+            "warmup_ratio=1.5: must be at least 0 and at most 1 .a share of max_steps",
+        ),
         (WarmupPolicyScheduler, {"warmup_ratio": 0.5, "warmup_steps": 10}, "both set the length of the warm-up"),
         (WarmupHoldPolicyScheduler, {"hold_ratio": 0.5, "hold_steps": 10}, "both set the length of the hold"),
         (WarmupHoldAnnealScheduler, {"decay_schedule": "cubic"}, "'linear' or 'one_minus_square_root'"),
         (WarmupPolicyScheduler, {"interval": "batch"}, "interval='batch': must be 'step' or 'epoch'"),
         (WarmupPolicyScheduler, {"frequency": 0}, "frequency=0"),
         (NoamHoldAnnealingScheduler, {"warmup_steps": 0}, "Set warmup_steps or warmup_ratio above 0"),
-        (NoamAnnealingScheduler, {"d_model": 0}, "hidden size"),
+        (NoamAnnealingScheduler, {"d_model": 0}, "d_model=0"),
         (T5InverseSquareRootAnnealingScheduler, {"constant_steps": 0}, "constant_steps=0"),
     ],
 )
