@@ -73,7 +73,9 @@ def unread(what: Any) -> list[str]:
     if not isinstance(what, type):
         return _unread_of(what, lambda attribute: False)
     if dataclasses.is_dataclass(what) and "def __init__(" not in inspect.getsource(what):
-        return [name for name in _own_fields(what) if not is_read(what, name)]
+        # With ``arguments_of(Base, vars(self))`` those of the base are handed on.
+        handed_on = inspect.signature(what.__mro__[1]).parameters if "vars(self)" in inspect.getsource(what) else ()
+        return [name for name in _own_fields(what) if name not in handed_on and not is_read(what, name)]
     maker = what.__dict__.get("__init__")
     return _unread_of(maker, lambda attribute: is_read(what, attribute)) if maker is not None else []
 

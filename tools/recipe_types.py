@@ -362,7 +362,9 @@ def _literal(value: Any) -> str:
 def _shown(target: Any, name: str, parameter: inspect.Parameter) -> str:
     value = parameter.default
     if dataclasses.is_dataclass(target):
-        factory = next(one.default_factory for one in dataclasses.fields(target) if one.name == name)
+        # A subclass with an ``__init__`` of its own has arguments that are no fields.
+        factories = {one.name: one.default_factory for one in dataclasses.fields(target)}
+        factory = factories.get(name, dataclasses.MISSING)
         if factory is not dataclasses.MISSING:
             return f"`{getattr(factory, '__name__', factory)}()`"
     if value is AS_STATED:

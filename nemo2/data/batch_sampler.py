@@ -12,6 +12,7 @@ grouping by step is nemo2's.
 """
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, Literal, Optional
 
 import numpy as np
@@ -27,6 +28,7 @@ Place = tuple[int, int, int]
 BEGINNING: Place = (0, 0, 0)
 
 
+@dataclass(kw_only=True, eq=False)
 class StepBatchSampler(Sampler[list[int]]):
     """The dataset indices of this rank's part, step by step.
 
@@ -55,39 +57,26 @@ class StepBatchSampler(Sampler[list[int]]):
         DataError: the dataset has fewer samples than one global batch.
     """
 
-    def __init__(
-        self,
-        *,
-        total_samples: int,
-        schedule: BatchSizeSchedule,
-        micro_batch_size: int,
-        data_parallel_rank: int = 0,
-        data_parallel_size: int = 1,
-        order: Order = "single",
-        position: Optional[Callable[[], int]] = None,
-        begun: Callable[[], Place] = lambda: BEGINNING,
-        seed: int = 1234,
-        epoch_steps: Optional[int] = None,
-        overfit: bool = False,
-    ) -> None:
-        schedule.check(micro_batch_size, data_parallel_size)
-        if total_samples < schedule.global_batch_size:
+    total_samples: int
+    schedule: BatchSizeSchedule
+    micro_batch_size: int
+    data_parallel_rank: int = 0
+    data_parallel_size: int = 1
+    order: Order = "single"
+    position: Optional[Callable[[], int]] = None
+    begun: Callable[[], Place] = lambda: BEGINNING
+    seed: int = 1234
+    epoch_steps: Optional[int] = None
+    overfit: bool = False
+
+    def __post_init__(self) -> None:
+        self.schedule.check(self.micro_batch_size, self.data_parallel_size)
+        if self.total_samples < self.schedule.global_batch_size:
             raise DataError(
-                f"The dataset has {counted(total_samples, 'sample')}, fewer than one global batch of "
-                f"{schedule.global_batch_size}, so it is too small for a single step. Use more data, a shorter "
+                f"The dataset has {counted(self.total_samples, 'sample')}, fewer than one global batch of "
+                f"{self.schedule.global_batch_size}, so it is too small for a single step. Use more data, a shorter "
                 "seq_length, or a smaller global_batch_size."
             )
-        self.total_samples = total_samples
-        self.schedule = schedule
-        self.micro_batch_size = micro_batch_size
-        self.data_parallel_rank = data_parallel_rank
-        self.data_parallel_size = data_parallel_size
-        self.order: Order = order
-        self.seed = seed
-        self.epoch_steps = epoch_steps
-        self.overfit = overfit
-        self._position = position
-        self._begun = begun
         self._consumed_samples = 0
 
     def __iter__(self) -> Iterator[list[int]]:
@@ -127,11 +116,11 @@ class StepBatchSampler(Sampler[list[int]]):
         return (places if order is None else order[places]).tolist()
 
     def _now(self) -> int:
-        return self._consumed_samples if self._position is None else self._position()
+        return self._consumed_samples if self.position is None else self.position()
 
     def _pass_at(self, consumed: int) -> tuple[int, int, int]:
         """The pass that contains `consumed`: its number, and the samples consumed at its start and at its end."""
-        reached, number, start = self._begun() if consumed >= self._begun()[0] else BEGINNING
+        reached, number, start = self.begun() if consumed >= self.begun()[0] else BEGINNING
         while True:
             end = self.schedule.after(
                 reached, self.schedule.steps_within(reached, start + self.total_samples - reached)
@@ -154,6 +143,7 @@ class StepBatchSampler(Sampler[list[int]]):
         return np.random.default_rng([self.seed, number]).permutation(self.total_samples)
 
 
+@dataclass(kw_only=True, eq=False)
 class EvalBatchSampler(Sampler[list[int]]):
     """The dataset indices of this rank's part for validation, test and prediction. Each iteration starts at sample 0,
     with full global batches.
@@ -166,27 +156,23 @@ class EvalBatchSampler(Sampler[list[int]]):
         DataError: there is no whole global batch.
     """
 
-    def __init__(
-        self,
-        *,
-        total_samples: int,
-        global_batch_size: int,
-        micro_batch_size: int,
-        data_parallel_rank: int = 0,
-        data_parallel_size: int = 1,
-        drop_last: bool = True,
-    ) -> None:
-        BatchSizeSchedule(global_batch_size).check(micro_batch_size, data_parallel_size)
-        if total_samples < (global_batch_size if drop_last else 1):
+    total_samples: int
+    global_batch_size: int
+    micro_batch_size: int
+    data_parallel_rank: int = 0
+    data_parallel_size: int = 1
+    drop_last: bool = True
+
+    def __post_init__(self) -> None:
+        batch, micro_batch, replicas = self.global_batch_size, self.micro_batch_size, self.data_parallel_size
+        BatchSizeSchedule(batch).check(micro_batch, replicas)
+        if self.total_samples < (batch if self.drop_last else 1):
             raise DataError(
-                f"The dataset has {counted(total_samples, 'sample')}, fewer than one global batch of {global_batch_size}, so "
+                f"The dataset has {counted(self.total_samples, 'sample')}, fewer than one global batch of {batch}, so "
                 "there is nothing to evaluate. Use more data for this split, a shorter seq_length, or a smaller "
                 "global_batch_size."
             )
-        self.total_samples = total_samples
-        self.global_batch_size = global_batch_size
-        self.drop_last = drop_last
-        self.share = share_of(global_batch_size, micro_batch_size, data_parallel_rank, data_parallel_size)
+        self.share = share_of(batch, micro_batch, self.data_parallel_rank, replicas)
 
     def __iter__(self) -> Iterator[list[int]]:
         for step in range(len(self)):

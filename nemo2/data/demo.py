@@ -3,6 +3,7 @@
 
 import logging
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Optional
@@ -23,6 +24,7 @@ register_gone("nemo2.data.demo:StdlibDataModule", paths=no_files)
 
 
 @configurable
+@dataclass(eq=False, repr=False)
 class StdlibDataModule(MegatronDataModule):
     """Pre-train on the running interpreter's standard library, with a BPE tokenizer trained on it.
 
@@ -41,22 +43,17 @@ class StdlibDataModule(MegatronDataModule):
         DataError: on first use, if the directory is not writable or this interpreter has no sources.
     """
 
-    def __init__(
-        self,
-        directory: Optional[str] = None,
-        vocab_size: int = 4096,
-        max_bytes: int = 12_000_000,
-        seq_length: int = 256,
-        micro_batch_size: int = 4,
-        global_batch_size: int = 8,
-        num_workers: int = 0,
-        seed: int = 1234,
-    ) -> None:
-        super().__init__(**arguments_of(MegatronDataModule, locals()))
-        self.directory = directory
-        self.vocab_size = vocab_size
-        self.max_bytes = max_bytes
-        self.seed = seed
+    directory: Optional[str] = None
+    vocab_size: int = 4096
+    max_bytes: int = 12_000_000
+    seq_length: int = 256
+    micro_batch_size: int = 4
+    global_batch_size: int = 8
+    num_workers: int = 0
+    seed: int = 1234
+
+    def __post_init__(self) -> None:
+        super().__init__(**arguments_of(MegatronDataModule, vars(self)))
 
     @cached_property
     def prepared(self) -> DemoData:

@@ -2,6 +2,7 @@
 """`MockDataModule`: random tokens of the right shape, from a seed."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Optional
 
 import numpy as np
@@ -20,6 +21,7 @@ register_gone("nemo2.data.mock:MockDataModule", paths=no_files)
 
 
 @configurable
+@dataclass(eq=False, repr=False)
 class MockDataModule(MegatronDataModule):
     """Provide uniformly random tokens without files or network, to time a recipe, test it or try it out.
 
@@ -42,37 +44,31 @@ class MockDataModule(MegatronDataModule):
         seed: The seed of the random tokens.
     """
 
-    def __init__(
-        self,
-        seq_length: int = 2048,
-        tokenizer: Optional[Tokenizer] = None,
-        micro_batch_size: int = 4,
-        global_batch_size: int = 8,
-        rampup_batch_size: Optional[list[int]] = None,
-        num_train_samples: int = 10_000_000,
-        num_val_samples: int = 10_000,
-        num_test_samples: int = 10_000,
-        num_workers: int = 8,
-        pin_memory: bool = True,
-        persistent_workers: bool = False,
-        create_attention_mask: bool = False,
-        vocab_file: Optional[str] = None,
-        merges_file: Optional[str] = None,
-        seed: int = 1234,
-    ) -> None:
-        super().__init__(**arguments_of(MegatronDataModule, locals()))
-        if (vocab_file is None) != (merges_file is None):
+    seq_length: int = 2048
+    tokenizer: Optional[Tokenizer] = None
+    micro_batch_size: int = 4
+    global_batch_size: int = 8
+    rampup_batch_size: Optional[list[int]] = None
+    num_train_samples: int = 10_000_000
+    num_val_samples: int = 10_000
+    num_test_samples: int = 10_000
+    num_workers: int = 8
+    pin_memory: bool = True
+    persistent_workers: bool = False
+    create_attention_mask: bool = False
+    vocab_file: Optional[str] = None
+    merges_file: Optional[str] = None
+    seed: int = 1234
+
+    def __post_init__(self) -> None:
+        super().__init__(**arguments_of(MegatronDataModule, vars(self)))
+        if (self.vocab_file is None) != (self.merges_file is None):
             raise ConfigError("vocab_file and merges_file are two halves of one tokenizer: give both or neither.")
-        if vocab_file is not None and tokenizer is not None:
+        if self.vocab_file is not None and self.tokenizer is not None:
             raise ConfigError("tokenizer and vocab_file/merges_file both name a vocabulary: give one of them.")
-        self.num_train_samples = num_train_samples
-        self.num_val_samples = num_val_samples
-        self.num_test_samples = num_test_samples
-        self.create_attention_mask = create_attention_mask
-        self.seed = seed
-        if vocab_file is not None and merges_file is not None:
-            tokenizer = GPT2BPETokenizer(vocab_file, merges_file)
-        self.tokenizer = tokenizer or NullTokenizer(GPT2_VOCAB_SIZE)
+        if self.vocab_file is not None and self.merges_file is not None:
+            self.tokenizer = GPT2BPETokenizer(self.vocab_file, self.merges_file)
+        self.tokenizer = self.tokenizer or NullTokenizer(GPT2_VOCAB_SIZE)
 
     def no_samples(self, split: str) -> Optional[str]:
         name = {"train": "num_train_samples", "validation": "num_val_samples", "test": "num_test_samples"}[split]
@@ -95,28 +91,23 @@ class MockDataModule(MegatronDataModule):
         return datasets
 
 
+@dataclass(kw_only=True, eq=False)
 class MockGPTDataset(Dataset[dict[str, Tensor]]):
     """Random samples in the format of Megatron's GPTDataset. Sample i is drawn from (seed, i)."""
 
-    def __init__(
-        self,
-        *,
-        vocab_size: int,
-        seq_length: int,
-        num_samples: int,
-        seed: tuple[int, ...] = (1234,),
-        create_attention_mask: bool = False,
-    ) -> None:
-        self.vocab_size = vocab_size
-        self.seq_length = seq_length
-        self.num_samples = num_samples
-        self.seed = seed
+    vocab_size: int
+    seq_length: int
+    num_samples: int
+    seed: tuple[int, ...] = (1234,)
+    create_attention_mask: bool = False
+
+    def __post_init__(self) -> None:
         self._constant = {
-            "loss_mask": torch.ones(seq_length),
-            "position_ids": torch.arange(seq_length),
+            "loss_mask": torch.ones(self.seq_length),
+            "position_ids": torch.arange(self.seq_length),
         }
-        if create_attention_mask:
-            forbidden = torch.ones(seq_length, seq_length, dtype=torch.bool).triu(diagonal=1)
+        if self.create_attention_mask:
+            forbidden = torch.ones(self.seq_length, self.seq_length, dtype=torch.bool).triu(diagonal=1)
             self._constant["attention_mask"] = forbidden.unsqueeze(0)
 
     def __len__(self) -> int:

@@ -7,7 +7,7 @@ import math
 import os
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, Optional, Union
@@ -36,6 +36,7 @@ shuffles never begin with the same ones by chance."""
 
 
 @configurable
+@dataclass(eq=False, repr=False)
 class PreTrainingDataModule(MegatronDataModule):
     """Pre-train on token files (``PREFIX.bin/.idx``) with Megatron-Core's dataset classes.
 
@@ -79,67 +80,50 @@ class PreTrainingDataModule(MegatronDataModule):
         DataError: at setup, if a file is missing, corrupt, made with another tokenizer, or too small for its split.
     """
 
-    def __init__(
-        self,
-        paths: Union[str, Path, list[Any], dict[str, Any]],
-        seq_length: int = 2048,
-        tokenizer: Optional[Tokenizer] = None,
-        micro_batch_size: int = 4,
-        global_batch_size: int = 8,
-        rampup_batch_size: Optional[list[int]] = None,
-        num_workers: int = 8,
-        pin_memory: bool = True,
-        persistent_workers: bool = False,
-        reset_position_ids: bool = False,
-        create_attention_mask: bool = False,
-        reset_attention_mask: bool = False,
-        eod_mask_loss: bool = False,
-        seed: int = 1234,
-        split: str = _SPLIT,
-        index_mapping_dir: Optional[str] = None,
-        num_dataset_builder_threads: int = 1,
-        num_train_samples: Optional[int] = None,
-        num_val_samples: Optional[int] = None,
-        num_test_samples: Optional[int] = None,
-        dataloader_type: Literal["single", "cyclic", "batch"] = "single",
-        init_consumed_samples: int = 0,
-        init_global_step: int = 0,
-        output_log: bool = True,
-        dataset_cls: Optional[type] = None,
-        mmap_bin_files: bool = True,
-        object_storage_cache_path: Optional[str] = None,
-    ) -> None:
+    paths: Union[str, Path, list[Any], dict[str, Any]]
+    seq_length: int = 2048
+    tokenizer: Optional[Tokenizer] = None
+    micro_batch_size: int = 4
+    global_batch_size: int = 8
+    rampup_batch_size: Optional[list[int]] = None
+    num_workers: int = 8
+    pin_memory: bool = True
+    persistent_workers: bool = False
+    reset_position_ids: bool = False
+    create_attention_mask: bool = False
+    reset_attention_mask: bool = False
+    eod_mask_loss: bool = False
+    seed: int = 1234
+    split: str = _SPLIT
+    index_mapping_dir: Optional[str] = None
+    num_dataset_builder_threads: int = 1
+    num_train_samples: Optional[int] = None
+    num_val_samples: Optional[int] = None
+    num_test_samples: Optional[int] = None
+    dataloader_type: Literal["single", "cyclic", "batch"] = "single"
+    init_consumed_samples: int = 0
+    init_global_step: int = 0
+    output_log: bool = True
+    dataset_cls: Optional[type] = None
+    mmap_bin_files: bool = True
+    object_storage_cache_path: Optional[str] = None
+
+    def __post_init__(self) -> None:
         warn_without_effect(
-            "Token files are read by position, without a memory map.", mmap_bin_files=(mmap_bin_files, True)
+            "Token files are read by position, without a memory map.", mmap_bin_files=(self.mmap_bin_files, True)
         )
-        super().__init__(**arguments_of(MegatronDataModule, locals()))
-        self.paths = paths
-        self.tokenizer = tokenizer
-        self.reset_position_ids = reset_position_ids
-        self.create_attention_mask = create_attention_mask
-        self.reset_attention_mask = reset_attention_mask
-        self.eod_mask_loss = eod_mask_loss
-        self.seed = seed
-        self.split = split
-        self.index_mapping_dir = index_mapping_dir
-        self.num_dataset_builder_threads = num_dataset_builder_threads
-        self.num_train_samples = num_train_samples
-        self.num_val_samples = num_val_samples
-        self.num_test_samples = num_test_samples
-        self.dataset_cls = dataset_cls
-        self.mmap_bin_files = mmap_bin_files
-        self.object_storage_cache_path = object_storage_cache_path
-        self._blends = parse_paths(paths)
-        self._split = parse_split(split)
+        super().__init__(**arguments_of(MegatronDataModule, vars(self)))
+        self._blends = parse_paths(self.paths)
+        self._split = parse_split(self.split)
         if isinstance(self._blends, Mapping):
-            warn_without_effect("data.paths names the datasets of each split.", split=(split, _SPLIT))
+            warn_without_effect("data.paths names the datasets of each split.", split=(self.split, _SPLIT))
         if not any("://" in prefix for blend in self._every_blend() for prefix in blend.prefixes):
             warn_without_effect(
-                "No path is in object storage.", object_storage_cache_path=(object_storage_cache_path, None)
+                "No path is in object storage.", object_storage_cache_path=(self.object_storage_cache_path, None)
             )
-        if dataset_cls is not None and not hasattr(dataset_cls, "build_low_level_dataset"):
+        if self.dataset_cls is not None and not hasattr(self.dataset_cls, "build_low_level_dataset"):
             raise ConfigError(
-                f"data.dataset_cls={dataset_cls!r}: must be a class such as Megatron-Core's GPTDataset, or None."
+                f"data.dataset_cls={self.dataset_cls!r}: must be a class such as Megatron-Core's GPTDataset, or None."
             )
         self._files: dict[str, TokenFile] = {}
 

@@ -2,6 +2,7 @@
 """`MegatronDataSampler`: turns a plain DataLoader into a loader of steps and counts the consumed samples."""
 
 import logging
+from dataclasses import dataclass
 from typing import Any, Literal, Optional, Protocol
 
 from lightning.pytorch.overrides.distributed import _IndexBatchSamplerWrapper
@@ -87,6 +88,7 @@ class StepDataLoader(WrappedDataLoader):
 
 
 @configurable
+@dataclass(eq=False, repr=False)
 class MegatronDataSampler(DataSampler):
     """Split samples into Megatron's batches. Each item of a transformed loader is this rank's shard of one global
     batch.
@@ -111,38 +113,27 @@ class MegatronDataSampler(DataSampler):
         ConfigError: a size or type that can't work with any number of ranks.
     """
 
-    def __init__(
-        self,
-        seq_len: int,
-        micro_batch_size: int = 4,
-        global_batch_size: int = 8,
-        rampup_batch_size: Optional[list[int]] = None,
-        dataloader_type: Order = "single",
-        init_consumed_samples: int = 0,
-        init_global_step: int = 0,
-        output_log: bool = True,
-        decoder_seq_len: Optional[int] = None,
-        seed: int = 1234,
-    ) -> None:
-        check_choice("dataloader_type", dataloader_type, Order)
-        check_positive("seq_len", seq_len)
-        check_positive("micro_batch_size", micro_batch_size)
-        self.seq_len = seq_len
-        self.decoder_seq_len = decoder_seq_len
-        self.micro_batch_size = micro_batch_size
-        self.global_batch_size = global_batch_size
-        self.rampup_batch_size = rampup_batch_size
-        self.dataloader_type: Order = dataloader_type
-        self.init_consumed_samples = init_consumed_samples
-        self.init_global_step = init_global_step
-        self.output_log = output_log
-        self.seed = seed
+    seq_len: int
+    micro_batch_size: int = 4
+    global_batch_size: int = 8
+    rampup_batch_size: Optional[list[int]] = None
+    dataloader_type: Order = "single"
+    init_consumed_samples: int = 0
+    init_global_step: int = 0
+    output_log: bool = True
+    decoder_seq_len: Optional[int] = None
+    seed: int = 1234
+
+    def __post_init__(self) -> None:
+        check_choice("dataloader_type", self.dataloader_type, Order)
+        check_positive("seq_len", self.seq_len)
+        check_positive("micro_batch_size", self.micro_batch_size)
         self.trainer: Any = None
         self.steps: Optional[Positioned] = None
         """What gives the training data by steps."""
         self.begun: Place = BEGINNING
         """Where the run resumed. The beginning, if it didn't, or the checkpoint doesn't tell the pass."""
-        self._schedule = BatchSizeSchedule(global_batch_size, rampup_batch_size)
+        self._schedule = BatchSizeSchedule(self.global_batch_size, self.rampup_batch_size)
 
     def setup(self, global_rank: int) -> None:
         """Set Megatron-Core's micro-batch calculator to this sampler's batch sizes. Needs Megatron's process groups.

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The fine-tuning data modules for files: `FineTuningDataModule` and `ChatDataModule`."""
 
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Optional, Union
@@ -21,6 +22,7 @@ FILES = {"train": "training.jsonl", "validation": "validation.jsonl", "test": "t
 
 
 @configurable
+@dataclass(eq=False, repr=False)
 class FineTuningDataModule(SampleDataModule):
     """Fine-tune on ``training.jsonl``, ``validation.jsonl`` and ``test.jsonl`` in a folder.
 
@@ -50,24 +52,23 @@ class FineTuningDataModule(SampleDataModule):
 
     encodes = TemplateEncoder
 
-    def __init__(
-        self,
-        dataset_root: Union[str, Path],
-        seq_length: int = 2048,
-        tokenizer: Optional[Tokenizer] = None,
-        micro_batch_size: int = 4,
-        global_batch_size: int = 8,
-        rampup_batch_size: Optional[list[int]] = None,
-        seed: int = 1234,
-        memmap_workers: int = 1,
-        num_workers: int = 8,
-        pin_memory: bool = True,
-        persistent_workers: bool = False,
-        packed_sequence_specs: Optional[PackedSequenceSpecs] = None,
-        dataset_kwargs: Optional[dict[str, Any]] = None,
-    ) -> None:
-        super().__init__(**arguments_of(SampleDataModule, locals()))
-        self.dataset_root = str(dataset_root)
+    dataset_root: Union[str, Path]
+    seq_length: int = 2048
+    tokenizer: Optional[Tokenizer] = None
+    micro_batch_size: int = 4
+    global_batch_size: int = 8
+    rampup_batch_size: Optional[list[int]] = None
+    seed: int = 1234
+    memmap_workers: int = 1
+    num_workers: int = 8
+    pin_memory: bool = True
+    persistent_workers: bool = False
+    packed_sequence_specs: Optional[PackedSequenceSpecs] = None
+    dataset_kwargs: Optional[dict[str, Any]] = None
+
+    def __post_init__(self) -> None:
+        super().__init__(**arguments_of(SampleDataModule, vars(self)))
+        self.dataset_root = str(self.dataset_root)
 
     @cached_property
     def root(self) -> Path:
@@ -123,6 +124,7 @@ class FineTuningDataModule(SampleDataModule):
 
 
 @configurable
+@dataclass(eq=False, repr=False)
 class ChatDataModule(FineTuningDataModule):
     """Fine-tune on conversations in ``training.jsonl``, ``validation.jsonl`` and ``test.jsonl``, one per line.
 
@@ -138,25 +140,7 @@ class ChatDataModule(FineTuningDataModule):
 
     encodes = ChatEncoder
 
-    def __init__(
-        self,
-        dataset_root: Union[str, Path],
-        seq_length: int = 2048,
-        tokenizer: Optional[Tokenizer] = None,
-        micro_batch_size: int = 4,
-        global_batch_size: int = 8,
-        rampup_batch_size: Optional[list[int]] = None,
-        seed: int = 1234,
-        memmap_workers: int = 1,
-        num_workers: int = 8,
-        pin_memory: bool = True,
-        persistent_workers: bool = False,
-        packed_sequence_specs: Optional[PackedSequenceSpecs] = None,
-        dataset_kwargs: Optional[dict[str, Any]] = None,
-        use_hf_tokenizer_chat_template: bool = False,
-    ) -> None:
-        super().__init__(**arguments_of(FineTuningDataModule, locals()))
-        self.use_hf_tokenizer_chat_template = use_hf_tokenizer_chat_template
+    use_hf_tokenizer_chat_template: bool = False
 
     def encoder(self) -> ChatEncoder:
         return self.settings.chat(

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from nemo2.base.errors import ConfigError
+from nemo2.config.tree import as_config
 from nemo2.data.mock import MockDataModule
 from nemo2.data.tokenizer import NullTokenizer
 
@@ -83,3 +84,10 @@ def test_a_fit_without_training_samples_is_refused(samples):
         data.train_dataloader()
     assert caught.value.rule == "splits-have-data"
     assert make(num_val_samples=0).val_dataloader() == []
+
+
+def test_an_attribute_that_was_set_on_a_live_module_is_part_of_its_config():
+    data = make()
+    data.global_batch_size, data.num_train_samples = 32, 5
+    config = as_config(data)
+    assert (config.seq_length, config.global_batch_size, config.num_train_samples) == (16, 32, 5)
