@@ -34,10 +34,10 @@ def no_files() -> str:
     return f"it makes its own data. To train on yours, {own_data()}"
 
 
-def arguments_of(target: Callable[..., Any], scope: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of a function, or of a base class, among the ``locals()`` or the attributes of one that has the same
-    names for them."""
-    return {name: scope[name] for name in inspect.signature(target).parameters if name in scope}
+def arguments_of(base: type, scope: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of a base class's ``__init__`` among the ``locals()`` of a subclass's, which has the same names for
+    them."""
+    return {name: scope[name] for name in inspect.signature(base).parameters if name in scope}
 
 
 @contextmanager

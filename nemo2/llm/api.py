@@ -25,7 +25,7 @@ from nemo2.checkpoint.model_checkpoint import ModelCheckpoint
 from nemo2.config.capture import captured_arguments, configurable
 from nemo2.config.factories import refuse_text
 from nemo2.config.notices import warn_without_effect
-from nemo2.data.base import arguments_of, explaining_changed_inputs
+from nemo2.data.base import explaining_changed_inputs
 from nemo2.llm.commands import command
 from nemo2.mcore.optim.base import OptimizerModule
 from nemo2.models.peft.base import PEFT
@@ -69,7 +69,7 @@ def pretrain(
     Returns:
         The run's directory: a path that also offers the run's `metrics`, `best_checkpoint`, `report` and `plot`.
     """
-    return train(**locals(), tokenizer="data")
+    return train(model=model, data=data, trainer=trainer, log=log, resume=resume, optim=optim, tokenizer="data")
 
 
 @configurable(strategy="trainer.strategy")
@@ -102,7 +102,16 @@ def finetune(
             "checkpoint, to an imported model (nemo://organisation/name) or to a Hugging Face release "
             "(hf:///folder, hf://organisation/name)."
         )
-    return train(**arguments_of(train, locals()), model_transform=peft)
+    return train(
+        model=model,
+        data=data,
+        trainer=trainer,
+        log=log,
+        resume=resume,
+        optim=optim,
+        tokenizer=tokenizer,
+        model_transform=peft,
+    )
 
 
 @configurable(strategy="trainer.strategy")
@@ -131,7 +140,16 @@ def train(
             model's own transform, or that of the callback `ModelTransform`.
     """
     model = _described(model, data)
-    run_directory = _setup(**locals())
+    run_directory = _setup(
+        model=model,
+        data=data,
+        trainer=trainer,
+        log=log,
+        resume=resume,
+        optim=optim,
+        tokenizer=tokenizer,
+        model_transform=model_transform,
+    )
     with explaining_changed_inputs(data):
         trainer.fit(model, data)  # from trainer.ckpt_path, if the run resumes
     return RunFolder(run_directory)
@@ -152,7 +170,17 @@ def validate(
 
     The weights come from ``resume``: the checkpoint that it finds or names, or the weights that it restores.
     """
-    run_directory = _setup(training=False, **locals())
+    run_directory = _setup(
+        model=model,
+        data=data,
+        trainer=trainer,
+        log=log,
+        resume=resume,
+        optim=optim,
+        tokenizer=tokenizer,
+        model_transform=model_transform,
+        training=False,
+    )
     with explaining_changed_inputs(data):
         trainer.validate(model, data)
     return RunFolder(run_directory)

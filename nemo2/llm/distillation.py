@@ -12,7 +12,6 @@ from nemo2.config import Config
 from nemo2.config.aliases import parameter_names
 from nemo2.config.capture import captured_arguments, configurable
 from nemo2.config.walk import callbacks_of, class_of
-from nemo2.data.base import arguments_of
 from nemo2.hugging_face.checkpoint import Checkpoint, find_checkpoint
 from nemo2.llm.api import train
 from nemo2.mcore.optim.base import OptimizerModule
@@ -84,7 +83,16 @@ def distill(
     resume.restore_config = restore or RestoreConfig(path=start.source)
     callbacks: list[pl.Callback] = trainer.callbacks  # pyright: ignore[reportAttributeAccessIssue]
     callbacks.append(teaching)
-    return train(model=student, **arguments_of(train, locals()))
+    return train(
+        model=student,
+        data=data,
+        trainer=trainer,
+        log=log,
+        resume=resume,
+        optim=optim,
+        tokenizer=tokenizer,
+        model_transform=model_transform,
+    )
 
 
 def distillation_recipe(student: Path, teacher: Path, recipe: Any, distillation_config: Optional[Any] = None) -> Any:
