@@ -69,8 +69,7 @@ def _constant(facts: Facts) -> Iterator[str]:
 def _segments(facts: Facts) -> Iterator[str]:
     """CUDA graphs with expandable memory segments require `NCCL_GRAPH_REGISTER=0`.
 
-    Otherwise: Megatron-Core raises an AssertionError when it builds the model, because NCCL would read memory that has
-    moved.
+    Otherwise: NCCL would read memory that has moved. Megatron-Core raises an AssertionError for graphs of layers.
     """
     if _kind(facts) == "none" or facts.environment.get("NCCL_GRAPH_REGISTER") == "0":
         return
