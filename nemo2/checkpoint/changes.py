@@ -38,17 +38,17 @@ from nemo2.models.conversion.settings import TRAINED_OTHERWISE, contradicted, co
 _log = logging.getLogger(__name__)
 
 _SHAPE_FIELDS = re.compile(
-    r"(num_layers|hidden_size|ffn_hidden_size|num_attention_heads|num_query_groups|kv_channels|vocab_size|num_moe_experts"
+    r"\b(?P<size>hidden_size|ffn_hidden_size|num_attention_heads|kv_channels|model_transform\.dim)$"
+    r"|(num_layers|hidden_size|num_attention_heads|num_query_groups|kv_channels|vocab_size|num_moe_experts"
     r"|moe_layer_freq|gated_linear_unit|add_bias_linear|add_qkv_bias|normalization|qk_layernorm|position_embedding_type"
     r"|moe_shared_expert_intermediate_size|share_embeddings_and_output_weights|multi_latent_attention|(q|kv)_lora_rank"
     r"|qk_head_dim|qk_pos_emb_head_dim|v_head_dim|mtp_num_layers|hybrid_override_pattern|mamba_(state_dim|head_dim|num_\w+)"
     r"|attention_output_gate|linear_(attention_freq|conv_kernel_dim|(key|value)_head_dim|num_(key|value)_heads))$"
-    r"|^model_transform\.(dim|target_modules|exclude_modules|modules_to_save)$"
+    r"|^model_transform\.(target_modules|exclude_modules|modules_to_save)$"
     rf"|^(?!.*overlap).*{TARGET}$"
 )
-"""Fields of a model that decide its parameters and their sizes. "class" stands for the model's class."""
-_SIZES = re.compile(r"\b(hidden_size|ffn_hidden_size|num_attention_heads|kv_channels|model_transform\.dim)$")
-"""Those that decide the shape of a weight in every family, whatever the strictness of loading."""
+"""Fields of a model that decide its parameters and their sizes. "class" stands for the model's class.
+``size``: those that decide the shape of a weight in every family, whatever the strictness of loading."""
 _HARMLESS = re.compile(
     r"recompute_|fusion|overlap|attention_backend|transformer_impl|cuda_graph|offload|num_workers|pin_memory|persistent_workers"
     r"|prefetch|index_mapping_dir|mmap_bin_files|num_dataset_builder_threads|init_method|perform_initialization"
@@ -71,7 +71,8 @@ class Difference(NamedTuple):
     @property
     def of_shapes(self) -> bool:
         """Whether weights have other shapes."""
-        return _SIZES.search(self.field) is not None and None not in (self.before, self.now)
+        match = _SHAPE_FIELDS.search(self.field)
+        return bool(match and match["size"]) and None not in (self.before, self.now)
 
     def __str__(self) -> str:
         if self.before is self.now is None:

@@ -97,16 +97,6 @@ def refusal(text: str, classes: tuple[type, ...]) -> str:
     return f"takes {wanted}, but {shown} does not name one{nearest_names}"
 
 
-def refuse_text(target: Callable[..., Any], arguments: Mapping[str, Any], *, of: str) -> None:
-    """Refuse plain text for arguments of a call whose annotations require objects.
-
-    Raises:
-        ConfigError: the message lists all of them, as fields of ``of``.
-    """
-    if sentences := misplaced_text(target, arguments, of=of):
-        raise ConfigError("\n".join(sentences))
-
-
 def misplaced_text(target: Callable[..., Any], arguments: Mapping[str, Any], *, of: str) -> list[str]:
     """A sentence for each text among these arguments of ``target`` that should be an object, also inside a list."""
     hints = type_hints(target)

@@ -24,6 +24,20 @@ from nemo2.config.typed_text import SEQUENCES, part_classes, without_annotated
 
 _NUMBERS = {bool: "True or False", int: "a whole number", float: "a number"}
 _LISTS = {one for one, kind in SEQUENCES.items() if kind in (list, tuple)}
+_KINDS: Sequence[tuple[set[Any], str, Callable[[Any, bool], bool]]] = (
+    (
+        {str},
+        "text",
+        lambda value, strict: (
+            not isinstance(value, str | os.PathLike) if strict else isinstance(value, int | float | list | tuple)
+        ),
+    ),
+    ({str, Path}, "a path", lambda value, _: not isinstance(value, str | os.PathLike)),
+    ({Callable}, "a function", lambda value, _: not callable(value)),
+    (_LISTS, "a list", lambda value, _: isinstance(value, str | int | float | dict)),
+    ({dict, Mapping}, "a dictionary", lambda value, _: not isinstance(value, Mapping)),
+)
+"""Annotations of one kind, what they take in words, and whether a value, strictly, is certainly nothing of it."""
 _HINTS: weakref.WeakKeyDictionary[Any, dict[str, Any]] = weakref.WeakKeyDictionary()
 
 
@@ -101,7 +115,7 @@ def _in_place_of_none(hint: Any) -> Optional[str]:
     hint = without_annotated(hint)
     if _choices(hint) != [hint]:
         return None
-    return _NUMBERS.get(hint) or _listed(a(cls.__qualname__) for cls in part_classes(hint)) or None
+    return _NUMBERS.get(hint) or _parts(part_classes(hint)) or None
 
 
 def _wanted(hint: Any, value: Any, *, strict: bool, item: bool) -> Optional[str]:
@@ -110,44 +124,39 @@ def _wanted(hint: Any, value: Any, *, strict: bool, item: bool) -> Optional[str]
     ``item``: the value is one of a list, where neither None nor a further list is a part.
     """
     choices, classes = _choices(hint), part_classes(hint)
-    parts = _listed(a(cls.__qualname__) for cls in classes)
     if item and (value is None or (classes and isinstance(value, list | tuple))):
-        return parts or ("text" if hint is str else _in_place_of_none(hint))
+        return _parts(classes) or ("text" if hint is str else _in_place_of_none(hint))
     if value is None or isinstance(value, fdl.Buildable):
         return None
     literals = [choice for choice in choices if typing.get_origin(choice) is typing.Literal]
-    texts = [text for choice in literals for text in typing.get_args(choice)]
     numbers = [choice for choice in choices if choice not in literals]
     if numbers and all(choice in _NUMBERS for choice in numbers):
-        wrong = value not in texts if isinstance(value, str) else isinstance(value, bytes | list | tuple | dict | set)
-        if choices == [bool]:
-            wrong = wrong or value not in (0, 1)
-        elif choices == [int]:
-            no_float = strict or value % 1 > 0 if isinstance(value, float) else not hasattr(value, "__index__")
-            wrong = wrong or no_float  # inf % 1 is no number
-        wrong = wrong or (isinstance(value, bool) and choices in ([int], [float]))
-        taken = [choice for choice in numbers if choice is not int or float not in numbers]
-        return _listed([*(_NUMBERS[choice] for choice in taken), *map(repr, texts)]) if wrong else None
-    if choices == [str]:
-        wrong = not isinstance(value, str | os.PathLike) if strict else isinstance(value, int | float | list | tuple)
-        return "text" if wrong else None
-    if set(choices) == {str, Path}:
-        return None if isinstance(value, str | os.PathLike) else "a path"
-    if choices and all(typing.get_origin(choice) is Callable for choice in choices):
-        return None if callable(value) else "a function"
-    if len(classes) == len(choices) == 1 and is_dataclass(classes[0]):
-        return None if isinstance(value, classes if strict else (str, *classes)) else parts
-    if not classes and choices and all((typing.get_origin(choice) or choice) in _LISTS for choice in choices):
-        return "a list" if isinstance(value, str | int | float | dict) else None
-    if any(choice in _NUMBERS for choice in choices):
-        return None
-    words, others = [], [choice for choice in choices if choice is not str]
-    if not classes and len(others) < len(choices) and others:
-        words, classes = ["text"], part_classes(Union[tuple(others)])
-    lists = () if takes_a_list(hint) else (list, tuple)
-    texts = (str,) if strict and not words else ()
-    wrong = isinstance(value, (int, float, *texts, *lists)) and not isinstance(value, classes)
-    return _listed([*words, *(a(cls.__qualname__) for cls in classes)]) if classes and wrong else None
+        texts = [text for choice in literals for text in typing.get_args(choice)]
+        taken = [_NUMBERS[choice] for choice in numbers if choice is not int or float not in numbers]
+        is_wrong = value not in texts if isinstance(value, str) else _is_no_number(choices, value, strict=strict)
+        return _listed([*taken, *map(repr, texts)]) if is_wrong else None
+    kinds = {typing.get_origin(choice) or choice for choice in choices}
+    for annotations, words, wrong in _KINDS if kinds and not classes else ():
+        if kinds <= annotations:
+            return words if wrong(value, strict) else None
+    others = [choice for choice in choices if choice is not str]
+    words = ["text"] if others and not classes and len(others) < len(choices) else []
+    classes = part_classes(Union[tuple(others)]) if words else classes
+    is_exact = len(classes) == len(choices) == 1 and is_dataclass(classes[0])
+    doubtful = object if is_exact else (int, float, str, *(() if takes_a_list(hint) else (list, tuple)))
+    fits = not isinstance(value, doubtful) or isinstance(value, classes if strict and not words else (str, *classes))
+    return None if fits or not classes or _NUMBERS.keys() & kinds else _listed([*words, _parts(classes)])
+
+
+def _is_no_number(choices: list[Any], value: Any, *, strict: bool) -> bool:
+    """Whether a value but text is certainly none of these numbers and switches."""
+    if isinstance(value, bool) and choices in ([int], [float]):
+        return True
+    if choices == [bool]:
+        return value not in (0, 1)
+    if choices == [int]:  # inf % 1 is no number
+        return strict or value % 1 > 0 if isinstance(value, float) else not hasattr(value, "__index__")
+    return isinstance(value, bytes | list | tuple | dict | set)
 
 
 def _item_hint(hint: Any) -> Any:
@@ -170,6 +179,10 @@ def _choices(hint: Any) -> list[Any]:
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
         return [one for choice in typing.get_args(hint) for one in _choices(choice)]
     return [] if hint is type(None) else [hint]
+
+
+def _parts(classes: typing.Iterable[type]) -> str:
+    return _listed(a(cls.__qualname__) for cls in classes)
 
 
 def _listed(words: typing.Iterable[str]) -> str:

@@ -123,17 +123,6 @@ def objections(ranks: Ranks, environment: Mapping[str, str]) -> list[str]:
                 f"{CONNECTIONS}=1 in the environment only delays kernels on this GPU without tensor or context "
                 "parallelism. nemo2 does not change it. Unset it."
             )
-    expandable = EXPANDABLE in environment.get(ALLOCATOR, "")
-    if expandable and ranks.graphs and environment.get(GRAPH_REGISTER) != "0" and GRAPH_REGISTER not in required:
-        warnings.append(
-            f"{ALLOCATOR} in the environment has {EXPANDABLE}, so CUDA graphs (model.config.cuda_graph_impl) require "
-            f"{GRAPH_REGISTER}=0. Set it too."
-        )
-    if ranks.registered_buffers and expandable:
-        warnings.append(
-            f"{ALLOCATOR} in the environment has {EXPANDABLE}, but buffers that are registered with NCCL "
-            f"(strategy.ddp_config.nccl_ub=True) cannot be in expandable segments. Remove {EXPANDABLE}."
-        )
     return warnings
 
 
@@ -177,17 +166,21 @@ def ranks_on(machine: Machine, recipe: Any, *, devices: int, nodes: int) -> Opti
     return ranks_of(recipe, capability=machine.capability or HOPPER, devices=devices, nodes=nodes)
 
 
+def known_variables(executor: Any, machine: Machine) -> dict[str, str]:
+    """The variables of the ranks that the launcher knows. Those on this machine inherit its environment, a cluster's don't."""
+    return {**(os.environ if machine.local else {}), **executor.env_vars}
+
+
 def set_variables(executor: Any, recipe: Any, machine: Machine, *, devices: int, nodes: int) -> list[str]:
     """Add the variables that a run on ``machine`` needs to ``executor.env_vars``, except variables that are already
-    set. Warns on stderr of those whose values contradict the run.
+    set. Warns on stderr of those whose values contradict the run, unless a rule refuses them (`nemo2.preflight.checks`).
 
     Returns a line with the reason for each variable. Empty for runs without GPUs.
     """
     ranks = ranks_on(machine, recipe, devices=devices, nodes=nodes)
     if ranks is None:
         return []
-    # Ranks on this machine inherit its environment. A cluster's ranks don't.
-    present = {**(os.environ if machine.local else {}), **executor.env_vars}
+    present = known_variables(executor, machine)
     required = launch_variables(ranks)
     defaults = {name: variable.value for name, variable in required.items() if name not in present}
     executor.env_vars = {**defaults, **executor.env_vars}

@@ -17,7 +17,7 @@ from nemo_run.core.execution.launcher import FaultTolerance, Launcher, Torchrun
 from nemo2.base.advice import print_warning
 from nemo2.base.errors import ConfigError
 from nemo2.base.place import PORT, SET_ON_RANKS
-from nemo2.config.value_types import misfits, nones, type_hints
+from nemo2.config.value_types import misfits, nones
 from nemo2.training.run_dir.environment import is_secret_name
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
@@ -35,7 +35,6 @@ _NEEDED = {
 """Fields of text without which no job is made, by the executor's class."""
 _VOLUME_KEYS = {"DGXCloudExecutor": {"pvcs": ("path",)}, "LeptonExecutor": {"mounts": ("path", "mount_path")}}
 _REFERENCE = re.compile(r"\$\{?[A-Za-z_]")
-_PLAIN = {str: "text", dict: "a dictionary"}
 _GROUPS = "nemo2 starts one task of srun"
 _ONCE = "nemo-run submits the run once. FaultTolerancePlugin restarts its ranks"
 _RAY = "nemo2 starts no Ray cluster"
@@ -177,11 +176,8 @@ def mistyped(owner: Any, path: str) -> Iterator[str]:
     if not is_dataclass(owner):
         return
     values = {one.name: getattr(owner, one.name) for one in fields(owner) if one.init and one.name != "launcher"}
-    hints = type_hints(type(owner))
-    others = ((name, value, _other(hints.get(name, Any), value)) for name, value in values.items())
     wrong = {name: (value, wanted) for name, value, wanted in misfits(type(owner), values, strict=True)}
     wrong |= {name: (None, wanted) for name, wanted in nones(type(owner), values)}
-    wrong |= {name: (value, _PLAIN[plain]) for name, value, plain in others if plain is not None}
     for name, (value, wanted) in wrong.items():
         yield f"{path}.{name}={value!r}: must be {wanted}, not {type(value).__name__}."
 
@@ -292,15 +288,6 @@ def _changed(owner: Any, names: typing.Iterable[str]) -> list[str]:
 
 def _default(one: "Field[Any]") -> Any:
     return one.default if one.default_factory is MISSING else one.default_factory()
-
-
-def _other(hint: Any, value: Any) -> Any:
-    """The type that the annotation takes, if that is text or a dictionary and the value is certainly neither."""
-    choices = [one for one in typing.get_args(hint) or (hint,) if one is not type(None)]
-    plain = {typing.get_origin(one) or one for one in (choices if typing.get_origin(hint) is typing.Union else [hint])}
-    if plain == {str} and isinstance(value, list | tuple | set | dict):
-        return str
-    return dict if plain == {dict} and not (value is None or isinstance(value, Mapping)) else None
 
 
 def _problem_of(name: Any, value: Any) -> str:

@@ -19,7 +19,7 @@ from nemo2.checkpoint.auto_resume import refuse_unresumable
 from nemo2.data.mock import is_mock
 from nemo2.launch.announce import print_end, print_start
 from nemo2.launch.clusters import resolve_executor
-from nemo2.launch.environment import set_variables
+from nemo2.launch.environment import known_variables, set_variables
 from nemo2.launch.executor_fields import check_fields, start_with_torchrun, text_variables, warn_of_unused_fields
 from nemo2.launch.experiment import on_experiment
 from nemo2.launch.gpu_requests import check_gpus
@@ -128,11 +128,18 @@ def launch(
         check_fields(executor)
         devices, nodes, name = apply_shape(recipe, machine, devices=None, nodes=None, name=name)
     check_gpus(executor, recipe, devices=devices, nodes=nodes)
+    reasons += set_variables(executor, recipe, machine, devices=devices, nodes=nodes)
     if check:
         from nemo2.preflight.checks import check_recipe
 
         check_recipe(
-            recipe, devices=devices, nodes=nodes, machine=machine, local=machine.local, chosen=named_devices is not None
+            recipe,
+            devices=devices,
+            nodes=nodes,
+            machine=machine,
+            local=machine.local,
+            chosen=named_devices is not None,
+            environment=known_variables(executor, machine),
         )
         _refuse_too_large(recipe, machine, force=force)
         if machine.local:
@@ -140,7 +147,6 @@ def launch(
     _warn_of_random_data(recipe)
     warn_of_unused_fields(executor)
     give_shape(executor, devices=devices, nodes=nodes)
-    reasons += set_variables(executor, recipe, machine, devices=devices, nodes=nodes)
     request = LaunchRequest(
         recipe=recipe,
         executor=executor,

@@ -23,7 +23,6 @@ from nemo2.base.files import output_file
 from nemo2.checkpoint.auto_resume import AutoResume
 from nemo2.checkpoint.model_checkpoint import ModelCheckpoint
 from nemo2.config.capture import captured_arguments, configurable
-from nemo2.config.factories import refuse_text
 from nemo2.config.notices import warn_without_effect
 from nemo2.data.base import explaining_changed_inputs
 from nemo2.llm.commands import command
@@ -326,7 +325,6 @@ def _setup(
     training: bool = True,
 ) -> Path:
     """Connect the parts of a run. Computes nothing, and needs no process group."""
-    refuse_text(train, {"model": model, "data": data, "log": log, "resume": resume, "optim": optim}, of="")
     log = log or NeMoLogger()
     parts = {"model": model, "data": data, "trainer": trainer, "log": log, "resume": resume}
     parts |= {"optim": optim or getattr(model, "optim", None) if training else None, "tokenizer": tokenizer}

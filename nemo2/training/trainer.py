@@ -21,7 +21,7 @@ from nemo2.base.counts import counted
 from nemo2.base.errors import ConfigError
 from nemo2.base.place import here
 from nemo2.config.capture import configurable
-from nemo2.config.factories import refuse_text
+from nemo2.config.factories import misplaced_text
 from nemo2.mcore.precision import MegatronMixedPrecision
 from nemo2.mcore.settle.machine import Machine
 from nemo2.mcore.settle.world import World, devices_of
@@ -151,7 +151,8 @@ class Trainer(pl.Trainer):
         enable_autolog_hparams: bool = True,
     ) -> None:
         arguments = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
-        refuse_text(Trainer, arguments, of="trainer.")
+        if sentences := misplaced_text(Trainer, arguments, of="trainer."):
+            raise ConfigError("\n".join(sentences), rule="parts-are-no-text")
         num_nodes = arguments["num_nodes"] = 1 if num_nodes is None else num_nodes
         # torch's switches take neither 0 and 1 nor None.
         arguments["detect_anomaly"] = bool(detect_anomaly)

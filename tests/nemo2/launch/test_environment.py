@@ -2,6 +2,7 @@
 """Launch-time variables: a table over GPU generation, layout and FSDP; what contradicts them is said."""
 
 import re
+from contextlib import nullcontext
 
 import pytest
 
@@ -56,13 +57,6 @@ def test_a_contradicting_environment_is_told(capability, sizes, given, words):
         assert re.search(words, sentence), sentence
 
 
-def test_registered_buffers_and_expandable_segments_exclude_each_other():
-    ranks = Ranks(HOPPER, registered_buffers=True)
-    assert {"NCCL_NVLS_ENABLE", "NCCL_CTA_POLICY"} <= launch_variables(ranks).keys()
-    [sentence] = objections(ranks, {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True,max_split_size_mb:64"})
-    assert "nccl_ub" in sentence
-
-
 def test_experts_that_drop_no_tokens_get_memory_that_grows():
     allocator, register = "PYTORCH_CUDA_ALLOC_CONF", "NCCL_GRAPH_REGISTER"
     found = launch_variables(Ranks(HOPPER, varying_sizes=True))
@@ -71,10 +65,8 @@ def test_experts_that_drop_no_tokens_get_memory_that_grows():
     assert launch_variables(Ranks(HOPPER, varying_sizes=True, graphs=True))[register].value == "0"
     assert allocator not in launch_variables(Ranks(HOPPER, varying_sizes=True, registered_buffers=True))
     assert allocator not in launch_variables(Ranks(HOPPER, graphs=True))
-    # The user's own value stays, and what it needs beside it is said.
-    [sentence] = objections(Ranks(HOPPER, graphs=True), {allocator: "expandable_segments:True"})
-    assert f"{register}=0" in sentence
-    assert objections(Ranks(HOPPER, graphs=True), {allocator: "expandable_segments:True", register: "0"}) == []
+    buffers = launch_variables(Ranks(HOPPER, registered_buffers=True)).keys()
+    assert {"NCCL_NVLS_ENABLE", "NCCL_CTA_POLICY"} <= buffers and allocator not in buffers
     [sentence] = objections(Ranks(HOPPER, varying_sizes=True, graphs=True), {register: "1"})
     assert f"{register}=1 in the environment contradicts" in sentence
 
@@ -165,6 +157,23 @@ def test_a_variable_of_this_launch_is_judged_as_one_of_the_profile(monkeypatch, 
     shown = capsys.readouterr()
     assert f"warning: {CONNECTIONS}=4 in the environment contradicts 1" in shown.err
     assert f"export {CONNECTIONS}=4" in shown.out and f"{CONNECTIONS}=4: from the environment" in shown.out
+
+
+@pytest.mark.parametrize("allowed", ["0", "1"])
+def test_the_rules_read_the_variables_of_the_launch(monkeypatch, tmp_path, capsys, allowed):
+    import nemo_run
+
+    from nemo2.base.errors import ConfigError
+    from nemo2.launch import launch
+
+    monkeypatch.setattr("nemo_run.config._NEMORUN_HOME", str(tmp_path))
+    recipe = llama_tiny.pretrain_recipe()
+    recipe.model.config.deterministic_mode = True
+    tunnel = nemo_run.LocalTunnel(job_dir=str(tmp_path))
+    executor = nemo_run.SlurmExecutor(account="a", time="1:00:00", tunnel=tunnel)
+    env = {"NVTE_ALLOW_NONDETERMINISTIC_ALGO": allowed}
+    with nullcontext() if allowed == "0" else pytest.raises(ConfigError, match="NONDETERMINISTIC_ALGO=1: "):
+        launch(recipe, executor, devices=2, gpu="H100", env=env, dryrun=True)
 
 
 def test_a_machine_without_gpus_gets_none(monkeypatch, tmp_path, capsys):

@@ -69,11 +69,9 @@ def _constant(facts: Facts) -> Iterator[str]:
 def _segments(facts: Facts) -> Iterator[str]:
     """CUDA graphs with expandable memory segments require `NCCL_GRAPH_REGISTER=0`.
 
-    Otherwise: Megatron-Core raises an AssertionError when it builds the model, because NCCL would read memory that has
-    moved.
+    Otherwise: NCCL would read memory that has moved. Megatron-Core raises an AssertionError for graphs of layers.
     """
-    kind = _kind(facts)
-    if kind not in ("local", "transformer_engine") or facts.environment.get("NCCL_GRAPH_REGISTER") == "0":
+    if _kind(facts) == "none" or facts.environment.get("NCCL_GRAPH_REGISTER") == "0":
         return
     if "expandable_segments:True" in facts.environment.get("PYTORCH_CUDA_ALLOC_CONF", ""):
         yield (
