@@ -2,6 +2,7 @@
 """Shared by all tests: the environment, other libraries' warnings, and functions run on gloo ranks."""
 
 import atexit
+import functools
 import gc
 import json
 import os
@@ -176,6 +177,14 @@ def a_log_file_ends_with_a_test() -> Iterator[None]:
     yield
     if log_files := sys.modules.get("nemo2.training.run_dir.log_files"):
         log_files.remove_log_file()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def callbacks_of_other_distributions_are_looked_up_once() -> None:
+    """Each trainer asks which callbacks the installed distributions bring, and Python reads the files of all of them for it:
+    most of what a trainer takes. Ranks know the answer (`support.warm`)."""
+    if registry := sys.modules.get("lightning.fabric.utilities.registry"):
+        registry.entry_points = functools.cache(registry.entry_points)  # pyright: ignore[reportAttributeAccessIssue]
 
 
 @pytest.fixture(autouse=True, scope="module")
