@@ -79,8 +79,8 @@ def aliases_of(target: Callable[..., Any]) -> dict[str, str]:
     except (KeyError, TypeError):
         pass
     aliases: dict[str, str] = {}
-    for key in reversed(_keys(target)):
-        aliases.update(_table.get(key, {}))
+    for owner in reversed(target.__mro__) if isinstance(target, type) else (target,):
+        aliases.update(_table.get(_key(owner), {}))
     if aliases:
         names = parameter_names(target)
         aliases = {alias: real for alias, real in aliases.items() if alias not in names and real.split(".")[0] in names}
@@ -152,20 +152,8 @@ def parameters_of(target: Callable[..., Any]) -> Mapping[str, inspect.Parameter]
 
 def _registered(table: Mapping[str, Mapping[str, Any]], target: Any, name: str) -> Any:
     """What a table has for a name of a class or function, or of a base class. None: nothing."""
-    for key in _keys(target):
-        if (names := table.get(key)) and (found := names.get(name)):
-            return found
-    return None
-
-
-def _keys(target: Any) -> tuple[str, ...]:
-    """The keys of a class and its bases, or of a function."""
-    return _keys_of_class(target) if isinstance(target, type) else (_key(target),)
-
-
-@functools.lru_cache(maxsize=4096)  # each reading of a field asks for them
-def _keys_of_class(cls: type) -> tuple[str, ...]:
-    return tuple(map(_key, cls.__mro__))
+    owners = target.__mro__ if isinstance(target, type) else (target,)
+    return next((found for owner in owners if (found := table.get(_key(owner), {}).get(name))), None)
 
 
 def _key(target: Any) -> str:
