@@ -6,6 +6,7 @@ from typing import Any, Optional
 
 import lightning.pytorch as pl
 
+from nemo2.base.advice import print_warning
 from nemo2.base.errors import ConfigError
 from nemo2.checkpoint.auto_resume import AutoResume, RestoreConfig
 from nemo2.config import Config
@@ -118,7 +119,10 @@ def distillation_recipe(student: Path, teacher: Path, recipe: Any, distillation_
     if "tokenizer" in parameter_names(class_of(recipe.data)):
         recipe.data.tokenizer = tokenizer
     recipe.model.tokenizer = tokenizer
-    if "peft" in parameter_names(recipe.__fn_or_cls__):
+    if "peft" in parameter_names(recipe.__fn_or_cls__) and recipe.peft is not None:
+        print_warning(
+            f"peft={class_of(recipe.peft).__name__} has no effect: a distillation trains all parameters of the student."
+        )
         recipe.peft = None
     recipe.resume = Config(
         AutoResume,

@@ -3,7 +3,6 @@
 installed."""
 
 import importlib.util
-import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,11 +12,12 @@ from nemo2.base.backend.extras import install
 from nemo2.base.counts import require_counts
 from nemo2.base.errors import ConfigError, DataError
 from nemo2.base.files import output_folder, refuse_existing, text_of
-from nemo2.checkpoint.directory import take_place, temporary_name
+from nemo2.checkpoint.directory import take_place
 from nemo2.config.capture import configurable
 from nemo2.config.notices import only_defaults
 from nemo2.config.value_types import refuse_misfits
 from nemo2.hugging_face.checkpoint import Checkpoint
+from nemo2.hugging_face.output_folders import new_folder
 from nemo2.llm.exported import DTYPES, Form, dtype_of, own_dtype
 
 _CONFIGS = {
@@ -113,7 +113,7 @@ def ptq(
         The folder, in Hugging Face's format.
 
     Raises:
-        CheckpointError: the checkpoint is missing or doesn't describe its model.
+        CheckpointError: the checkpoint is missing or doesn't describe its model, or the folder can't be written.
         ConfigError: ModelOpt isn't installed, there is nothing to calibrate with, or the folder exists.
         DataError: the calibration text is unreadable, or too short for one sequence.
     """
@@ -158,13 +158,10 @@ def ptq(
             whole(batch)
 
     quantization.quantize(model, getattr(quantization, _CONFIGS[settings.algorithm]), forward_loop or read)
-    unfinished = temporary_name(target)
-    try:
+    with new_folder(target, 0, overwrite=False, reads=[]) as unfinished:
         export_hf_checkpoint(model, export_dir=str(unfinished))
         tokenizer.save_pretrained(str(unfinished))
         take_place(unfinished, target)
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
     return target
 
 

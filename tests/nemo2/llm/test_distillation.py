@@ -191,6 +191,19 @@ def test_what_does_not_fit_is_refused_before_anything_is_built(places: Any) -> N
         llm.DistillationConfig(logit_kl_topk=0)
 
 
+def test_a_recipes_adapters_are_told_to_have_no_effect(places: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    from nemo2 import llm
+    from nemo2.llm.distillation import distillation_recipe
+
+    _, checkpoints = places
+    for scheme, words in (("lora", "peft=LoRA has no effect"), (None, "")):
+        recipe = llm.llama_tiny.finetune_recipe(peft_scheme=scheme)
+        student, teacher = (Path(checkpoints[name]) for name in ("student", "teacher"))
+        assert distillation_recipe(student, teacher, recipe).peft is None
+        error = capsys.readouterr().err
+        assert words in error and bool(words) == ("peft" in error)
+
+
 def test_another_teacher_after_a_resume_is_told(caplog: pytest.LogCaptureFixture) -> None:
     from nemo2.llm.distillation import DistillationCallback
 

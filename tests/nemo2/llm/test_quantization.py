@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 
 from nemo2 import llm
-from nemo2.base.errors import ConfigError, OutputExists
+from nemo2.base.errors import CheckpointError, ConfigError, OutputExists
+from nemo2.checkpoint.directory import temporary_name
 
 
 def test_without_modelopt_it_is_told_how_to_get_it_and_what_to_run_instead(monkeypatch):
@@ -41,11 +43,12 @@ def test_what_cannot_be_is_refused(make, words):
 
 def test_a_release_is_read_in_the_requested_dtype_and_written_whole_or_not_at_all(monkeypatch, tmp_path):
     def export(model: Any, export_dir: str) -> None:
-        Path(export_dir).mkdir()
+        Path(export_dir).mkdir(exist_ok=True)
         (Path(export_dir) / "model.safetensors").write_text("")
         if failing:
             raise OSError("no space is left")
 
+    assert transformers.AutoModelForCausalLM and transformers.AutoTokenizer  # imported before find_spec is replaced
     failing, read = [True], dict[str, Any]()
     modules = {name: types.ModuleType(name) for name in ("modelopt", "modelopt.torch", "modelopt.torch.quantization")}
     modules["modelopt.torch.export"] = types.ModuleType("modelopt.torch.export")
@@ -64,7 +67,8 @@ def test_a_release_is_read_in_the_requested_dtype_and_written_whole_or_not_at_al
     tokenizer = types.SimpleNamespace(save_pretrained=lambda folder: None)
     monkeypatch.setattr("transformers.AutoTokenizer.from_pretrained", lambda folder: tokenizer)
     to = llm.ExportConfig(path=str(tmp_path / "quantised"), dtype="bf16")
-    with pytest.raises(OSError, match="no space"):
+    temporary_name(tmp_path / "quantised").mkdir()  # a killed process left it
+    with pytest.raises(CheckpointError, match="no space"):
         llm.ptq("hf://a/b", to, forward_loop=lambda model: None)
     assert list(tmp_path.iterdir()) == []
     failing.clear()
