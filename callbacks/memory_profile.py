@@ -11,7 +11,7 @@ import torch
 
 from nemo2.base.counts import count_problems
 from nemo2.base.errors import ConfigError
-from nemo2.callbacks.steps import chosen_ranks, warn_of_absent_ranks
+from nemo2.callbacks.steps import chosen_ranks, keep_earlier, warn_of_absent_ranks
 from nemo2.config.capture import configurable
 from nemo2.training.run_dir.directory import create_directory, directory_of
 
@@ -25,8 +25,8 @@ class MemoryProfileCallback(pl.Callback):
     of memory.
 
     Open the file in torch's viewer. nemo2 never reads it. Recording starts before the model is built and costs a few
-    percent of the time. On a machine without a GPU the callback reports once that it records nothing, and the run
-    continues.
+    percent of the time. The file of an earlier start is kept as ``rank-N.1.pickle``. On a machine without a GPU the callback
+    reports once that it records nothing, and the run continues.
 
     Args:
         dir: The folder of the files. None or "": ``memory`` in the run directory, or in the working directory without one.
@@ -88,7 +88,7 @@ class MemoryProfileCallback(pl.Callback):
         if not self._recording:
             return
         self._recording = False
-        path = self._folder(trainer) / f"rank-{trainer.global_rank}.pickle"
+        path = keep_earlier(self._folder(trainer) / f"rank-{trainer.global_rank}.pickle")
         torch.cuda.memory._dump_snapshot(str(path))
         torch.cuda.memory._record_memory_history(enabled=None)
         logger.info("memory snapshot: %s (open it at https://pytorch.org/memory_viz)", path)

@@ -83,8 +83,8 @@ class NsysCallback(pl.Callback):
         self._stop()
         if trainer.global_rank in self.ranks and _has_gpu() and not self._recorded:
             logger.warning(
-                "NsysCallback recorded nothing: no step of this run was between start_step=%d and end_step=%d. It ended after "
-                "step %d.",
+                "NsysCallback recorded nothing: no step of this start of the run was between start_step=%d and end_step=%d. It "
+                "ended after step %d.",
                 self.start_step,
                 self.end_step,
                 trainer.global_step,

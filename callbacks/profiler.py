@@ -13,7 +13,7 @@ import torch
 from nemo2.base.counts import count_problems
 from nemo2.base.errors import ConfigError
 from nemo2.base.names import did_you_mean
-from nemo2.callbacks.steps import step_range_problems
+from nemo2.callbacks.steps import keep_earlier, step_range_problems
 from nemo2.config.capture import configurable
 from nemo2.report.trace.report import TRACES
 from nemo2.training.run_dir.directory import create_directory, directory_of
@@ -24,7 +24,8 @@ _OWNER = "PytorchProfilerCallback"
 
 @configurable
 class PytorchProfilerCallback(pl.Callback):
-    """Write ``rank-N.json`` for every rank, a trace for `nemo2 runs trace`, chrome://tracing or Perfetto.
+    """Write ``rank-N.json`` for every rank, a trace for `nemo2 runs trace`, chrome://tracing or Perfetto. An earlier trace in
+    the folder is kept as ``rank-N.1.json``.
 
     Hooks: start and end of each training batch, and the end of training. Profiled steps are several times slower. Other
     steps cost two comparisons. On CPU ranks torch's profiler doesn't record the group of a collective, so the callback
@@ -77,12 +78,14 @@ class PytorchProfilerCallback(pl.Callback):
         self._profiler: Any = None
         self._recorder: Any = None
         self._kept = 0
+        self._begun = 0
         self._first = start_step + warmup_steps
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         create_directory(
             self._folder(trainer), field=f"{_OWNER}.trace_dir"
         )  # a failure must not end the run at its first trace
+        self._begun = trainer.global_step
 
     def on_train_batch_start(self, trainer: pl.Trainer, *_: Any, **__: Any) -> None:
         step = trainer.global_step
@@ -108,7 +111,8 @@ class PytorchProfilerCallback(pl.Callback):
             self._finish(trainer)
             return
         self._stop()
-        if self._kept == 0 and trainer.is_global_zero:
+        recorded_before = self._begun > self.start_step and self._file(trainer).exists()
+        if self._kept == 0 and trainer.is_global_zero and not recorded_before:
             _log.warning(
                 "%s recorded nothing: no step of this run was between start_step=%d, after warmup_steps=%d, and end_step=%d. It "
                 "ended after step %d.",
@@ -159,12 +163,15 @@ class PytorchProfilerCallback(pl.Callback):
             self._recorder.__exit__(None, None, None)
             messages, self._recorder = self._recorder.communications, None
         profiler.stop()
-        path = self._folder(trainer) / f"rank-{trainer.global_rank}.json"
+        path = keep_earlier(self._file(trainer))
         profiler.export_chrome_trace(str(path))
         if messages:
             from nemo2.report.trace.chrome import add_communication
 
             add_communication(path, messages)
+
+    def _file(self, trainer: pl.Trainer) -> Path:
+        return self._folder(trainer) / f"rank-{trainer.global_rank}.json"
 
     def _folder(self, trainer: pl.Trainer) -> Path:
         return Path(self.trace_dir).expanduser() if self.trace_dir else directory_of(trainer) / TRACES

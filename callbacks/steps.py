@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks the arguments of callbacks that act on some steps or some ranks."""
+"""Checks the arguments of callbacks that act on some steps or some ranks, and keeps their earlier files."""
 
+import itertools
 import logging
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Optional
 
 from nemo2.base.counts import count_problems, is_count
@@ -43,3 +45,12 @@ def warn_of_absent_ranks(owner: str, ranks: Sequence[int], trainer: Any) -> None
     absent = [rank for rank in ranks if rank >= trainer.world_size]
     if absent and trainer.is_global_zero:
         logger.warning("%s.ranks=%s: this run has only %d ranks.", owner, absent, trainer.world_size)
+
+
+def keep_earlier(path: Path) -> Path:
+    """``path``, at which a file of an earlier run or start is renamed (``rank-0.1.json``), so that none is replaced."""
+    if path.exists():
+        names = (path.with_name(f"{path.stem}.{number}{path.suffix}") for number in itertools.count(1))
+        kept = path.rename(next(name for name in names if not name.exists()))
+        logger.warning("%s is of an earlier run or start, and is now %s.", path, kept.name)
+    return path

@@ -69,6 +69,7 @@ EXAMPLES: tuple[Example, ...] = (
     ),
     # Sizes
     example("sizes-are-counts", f"{TP}=0->1"),
+    example("sizes-are-counts", "trainer.strategy=FSDP2Strategy(context_parallel_size=0)->FSDP2Strategy"),
     example("nodes-and-devices-are-counts", "trainer.num_nodes=0->1"),
     example("torch-shards-what-is-requested", f"trainer.strategy=FSDP2Strategy {FP8}->None"),
     example("torch-shards-what-is-requested", "trainer.strategy=FSDP2Strategy(tensor_parallel_size=2)->FSDP2Strategy"),

@@ -160,12 +160,12 @@ def _is_no_number(choices: list[Any], value: Any, *, strict: bool) -> bool:
 
 
 def _item_hint(hint: Any) -> Any:
-    """The annotation of a list's items. None: the annotation is none of lists, or its items have several."""
+    """The annotation of a list's items. None: the annotation may take other lists, or its items have several."""
     if part_classes(hint):
         return hint if takes_a_list(hint) else None
-    choices = _choices(hint)
-    items = {one for choice in choices for one in typing.get_args(choice) if one is not ...}
-    return items.pop() if len(items) == 1 and all(typing.get_origin(choice) in _LISTS for choice in choices) else None
+    lists = [choice for choice in _choices(hint) if choice not in (str, *_NUMBERS)]
+    items = {one for choice in lists for one in typing.get_args(choice) if one is not ...}
+    return items.pop() if len(items) == 1 and all(typing.get_origin(choice) in _LISTS for choice in lists) else None
 
 
 def takes_a_list(hint: Any) -> bool:

@@ -17,6 +17,7 @@ from nemo_run.core.execution.launcher import FaultTolerance, Launcher, Torchrun
 from nemo2.base.advice import print_warning
 from nemo2.base.errors import ConfigError
 from nemo2.base.place import PORT, SET_ON_RANKS
+from nemo2.config.domains import Domain, out_of_range
 from nemo2.config.value_types import misfits, nones
 from nemo2.training.run_dir.environment import is_secret_name
 
@@ -33,6 +34,29 @@ _NEEDED = {
     "KubeflowExecutor": ("namespace", "runtime_ref"),
 }
 """Fields of text without which no job is made, by the executor's class."""
+_COUNTS = {
+    **dict.fromkeys(("nodes", "num_nodes"), Domain("[1, inf)", "machines of a job", kind="whole")),
+    **dict.fromkeys(
+        ("ntasks_per_node", "torchrun_nproc_per_node", "nprocs_per_node"),
+        Domain("[1, inf)", "processes of a node", kind="whole"),
+    ),
+    **dict.fromkeys(("gpus_per_node", "gpus_per_task"), Domain("[0, inf)", "0: none", kind="whole")),
+    "num_gpus": Domain("[-1, inf)", "-1: all", kind="whole"),
+    **dict.fromkeys(("cpus_per_task", "cpus_per_gpu"), Domain("[1, inf)", "cores", kind="whole")),
+    "cpus": Domain("(0, inf)", "cores of a node"),
+    "memory": Domain("(0, inf)", "GiB of a node"),
+    "disk_size": Domain("[1, inf)", "GiB of a node", kind="whole"),
+    "shared_memory_size": Domain("[1, inf)", "MiB, through which workers pass batches", kind="whole"),
+    "segment": Domain("[1, inf)", "nodes on a switch", kind="whole"),
+    "het_group_indices": Domain("[0, inf)", "numbers of groups", kind="whole"),
+    **dict.fromkeys(("retries", "max_restarts"), Domain("[0, inf)", "0: none", kind="whole")),
+    "rdzv_port": Domain("[0, 65535]", "0: any free port", kind="whole"),
+    **dict.fromkeys(
+        ("workload_check_interval", "initial_rank_heartbeat_timeout", "rank_heartbeat_timeout"),
+        Domain("(0, inf)", "seconds"),
+    ),
+}
+"""The numbers that schedulers and launchers accept, by field."""
 _VOLUME_KEYS = {"DGXCloudExecutor": {"pvcs": ("path",)}, "LeptonExecutor": {"mounts": ("path", "mount_path")}}
 _REFERENCE = re.compile(r"\$\{?[A-Za-z_]")
 _GROUPS = "nemo2 starts one task of srun"
@@ -146,7 +170,7 @@ _INSTEAD = ("device_requests", "compute")
 
 
 def check_fields(executor: Any) -> None:
-    """Refuse fields of a wrong type or that contradict each other, variables that a process can't have, and launchers
+    """Refuse fields of a wrong type or range or that contradict each other, variables that a process can't have, and launchers
     that nemo2 doesn't know. Writes variables that are numbers as text.
 
     Raises:
@@ -158,6 +182,10 @@ def check_fields(executor: Any) -> None:
         if one.default_factory is not MISSING and getattr(executor, one.name) is None:
             setattr(executor, one.name, one.default_factory())
     problems = [*mistyped(executor, kind), *(mistyped(launcher, f"{kind}.launcher") if launcher else ())]
+    problems = problems or [
+        *out_of_range(executor, kind, _COUNTS, others=False),
+        *out_of_range(launcher, f"{kind}.launcher", _COUNTS, others=False),
+    ]
     if not (launcher in (None, "torchrun", "ft") or type(launcher) in (Launcher, Torchrun, FaultTolerance)):
         without = "None (srun starts the ranks)" if kind == "SlurmExecutor" else "None (torchrun)"
         problems.append(

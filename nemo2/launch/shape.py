@@ -19,7 +19,6 @@ import nemo_run
 from nemo_run.core.execution.base import Executor
 
 from nemo2.base.advice import advice, print_warning
-from nemo2.base.counts import is_count
 from nemo2.base.errors import ConfigError
 
 _NODES = ("nodes", "num_nodes")
@@ -77,8 +76,6 @@ def refuse_other_shape(executor: Any, *, devices: Optional[int], nodes: Optional
     ):
         for name in names:
             own = getattr(executor, name, None)
-            if own is not None and not is_count(own):
-                raise ConfigError(f"{kind}.{name}={own!r}: must be a whole number of at least 1.")
             if count is not None and own not in (None, 1, count):
                 raise ConfigError(
                     f"{kind}.{name}={own}, but the run has {count} (trainer.{field}). Set "

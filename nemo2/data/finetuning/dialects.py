@@ -8,6 +8,7 @@ it, so `forms` gives the alternatives that mean the same.
 """
 
 import copy
+import difflib
 import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -145,6 +146,10 @@ def _message(message: Any, number: int) -> tuple[Message, Optional[bool]]:
             f"message {number} has no role ('role' or 'from'); its fields are: {', '.join(map(str, message))}"
         )
     role = role.strip().lower()
+    if role != "assistant" and difflib.get_close_matches(role, ("assistant",), cutoff=0.8):
+        raise Malformed(
+            f"message {number} has the role {role!r}, whose turns aren't trained on; did you mean 'assistant'?"
+        )
     fields = {key: value for key, value in message.items() if key not in ("role", "from") and value is not None}
     where = f"message {number}, of the {role},"
     mark = _mark(fields, _ROLES.get(role, role), role, where)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Optional, Union
 
-from nemo2.base.counts import count_problems, counted
+from nemo2.base.counts import count_problems, counted, is_count
 from nemo2.base.errors import ConfigError
 from nemo2.config.aliases import NOT_HERE, register_elsewhere
 
@@ -118,12 +118,14 @@ class Layout:
     @classmethod
     def of(cls, strategy: Any) -> "Layout":
         """The layout of a strategy, as a config or a live object, or of any object with fields of these names. A field
-        that is missing or None has its default.
+        that is missing or None has its default. FSDP2Strategy has a name of its own for ``tp``.
 
         Raises:
             ConfigError: a size is not an integer of at least 1.
         """
         values = {short: getattr(strategy, name, None) for short, name in LAYOUT_FIELDS.items()}
+        if is_count(size := getattr(strategy, "tensor_parallel_size", None)):  # not "auto"
+            values["tp"] = size
         return cls(**{short: value for short, value in values.items() if value is not None})
 
     def fields(self) -> dict[str, Any]:

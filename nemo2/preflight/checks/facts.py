@@ -218,7 +218,10 @@ def read_facts(
     if hasattr(strategy, "tensor_model_parallel_size"):
         sizes = {short: getattr(strategy, name) for short, name in LAYOUT_FIELDS.items()}
         sizes["sp"] = bool(sizes["sp"])
-    layout = Layout() if Layout.size_problems(**sizes) else Layout(**sizes)
+    try:
+        layout = Layout.of(strategy)
+    except ConfigError:  # a rule reports it
+        layout = Layout()
     try:
         world = world_of(trainer, machine)
         asked_nodes, asked_devices = world.nodes, world.devices

@@ -15,7 +15,7 @@ from nemo2.models.peft import DoRA, LoRA
 from nemo2.models.shape import ModelShape
 from nemo2.models.walker import linear_layers
 from nemo2.models.walker import shape_of as read_shape
-from nemo2.preflight.checks.facts import Facts, number, read_facts
+from nemo2.preflight.checks.facts import Facts, read_facts
 from nemo2.preflight.checks.tokenizers import tokenizer_of
 from nemo2.preflight.planner.job import Adapters, Job
 from nemo2.training.strategies.distillation import teachers_recipe
@@ -94,10 +94,6 @@ def job_of(facts: Facts, chip: GPU) -> Job:
     """The job of a recipe on GPUs of this kind."""
     sharded = getattr(class_of(facts.strategy), "sharded_by_torch", False) or bool(facts.of_strategy("fsdp"))
     layout, precision = facts.layout, facts.precision
-    tp, cp = layout.tp, layout.cp
-    if sharded and not facts.sizes:
-        tp = number(facts.strategy, "tensor_parallel_size") or 1
-        cp = number(facts.strategy, "context_parallel_size") or 1
     fused = facts.of_model("bias_activation_fusion") and facts.of_model("activation_func").__name__ in _FUSED
     sharding = "fsdp" if sharded else "zero1" if facts.distributed_optimizer else "replicated"
     return Job(
@@ -107,13 +103,13 @@ def job_of(facts: Facts, chip: GPU) -> Job:
         global_batch=facts.global_batch_size or 0,
         micro_batch=facts.micro_batch_size or 0,
         precision=_precision(precision),
-        tp=tp,
+        tp=layout.tp,
         pp=layout.pp,
         vp=layout.vp or 1,
-        cp=cp,
+        cp=layout.cp,
         ep=layout.ep,
         etp=layout.expert_tensor_size,
-        sp=layout.sp or tp == 1,
+        sp=layout.sp or layout.tp == 1,
         sharding=sharding,
         **_recomputation(facts),
         # Soft-capped scores are counted as kept, kernel by kernel: the compiled kernel hasn't been measured on a GPU.
@@ -128,7 +124,7 @@ def job_of(facts: Facts, chip: GPU) -> Job:
         lora=getattr(facts.recipe, "peft", None) is not None,
         adapters=_adapters(facts),
         **_experts(facts),
-        **_overlaps(facts, tp=tp),
+        **_overlaps(facts, tp=layout.tp),
     )
 
 

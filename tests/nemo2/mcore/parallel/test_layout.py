@@ -213,7 +213,8 @@ def test_a_layout_is_read_off_a_strategy_and_says_how_to_get_it() -> None:
 
     one = Layout(tp=2, pp=4, vp=2, ep=2, etp=1, sp=True)
     assert Layout.of(SimpleNamespace(**one.fields())) == one
-    assert Layout.of(SimpleNamespace(context_parallel_size=2)) == Layout(cp=2)
+    assert Layout.of(SimpleNamespace(tensor_parallel_size=3, context_parallel_size=2)) == Layout(tp=3, cp=2)
+    assert Layout.of(SimpleNamespace(tensor_parallel_size="auto")) == Layout()
     assert one.overrides(dataclasses.asdict(Layout(tp=2, pp=4, vp=2, ep=4))) == [
         "strategy.expert_model_parallel_size=2",
         "strategy.expert_tensor_parallel_size=1",

@@ -107,3 +107,23 @@ def test_a_run_that_ends_in_the_warm_up_writes_no_trace_and_says_so(tmp_path, ca
     callback.on_train_batch_end(trainer)
     callback.on_train_end(trainer, trainer)
     assert "recorded nothing" in caplog.text and "warmup_steps=5" in caplog.text and not list(tmp_path.iterdir())
+
+
+def test_a_resumed_run_keeps_the_trace_of_its_first_start_and_does_not_miss_it(tmp_path, caplog):
+    def start(first: int) -> None:
+        trainer: Any = SimpleNamespace(callbacks=[], is_global_zero=True, global_rank=0, global_step=first)
+        callback = PytorchProfilerCallback(start_step=1, end_step=3, trace_dir=tmp_path)
+        callback.on_train_start(trainer, trainer)
+        for step in range(first, 4):
+            callback.on_train_batch_start(trainer)
+            trainer.global_step = step + 1
+            callback.on_train_batch_end(trainer)
+        callback.on_train_end(trainer, trainer)
+
+    start(0)
+    first = (tmp_path / "rank-0.json").read_bytes()
+    start(3)
+    assert not caplog.text and (tmp_path / "rank-0.json").read_bytes() == first
+    start(2)
+    assert (tmp_path / "rank-0.1.json").read_bytes() == first and "is now rank-0.1.json" in caplog.text
+    assert [trace.rank for trace in traces_of(tmp_path)] == [0]
