@@ -11,7 +11,7 @@ import torch
 
 from nemo2.base.counts import count_problems
 from nemo2.base.errors import ConfigError
-from nemo2.callbacks.steps import chosen_ranks, warn_of_absent_ranks
+from nemo2.callbacks.steps import chosen_ranks, warn_if_unwritten, warn_of_absent_ranks
 from nemo2.config.capture import configurable
 from nemo2.training.run_dir.directory import create_directory, directory_of
 
@@ -21,8 +21,8 @@ FOLDER = "memory"
 
 @configurable
 class MemoryProfileCallback(pl.Callback):
-    """Write ``rank-N.pickle`` with the allocations of a GPU when training ends or fails, for example when it runs out
-    of memory.
+    """Write ``rank-N-step-S.pickle`` with the allocations of a GPU when training ends or fails, for example when it runs
+    out of memory. S steps were done, so a run that resumes keeps the file of the failure.
 
     Open the file in torch's viewer. nemo2 never reads it. Recording starts before the model is built and costs a few
     percent of the time. On a machine without a GPU the callback reports once that it records nothing, and the run
@@ -88,10 +88,11 @@ class MemoryProfileCallback(pl.Callback):
         if not self._recording:
             return
         self._recording = False
-        path = self._folder(trainer) / f"rank-{trainer.global_rank}.pickle"
-        torch.cuda.memory._dump_snapshot(str(path))
+        path = self._folder(trainer) / f"rank-{trainer.global_rank}-step-{trainer.global_step}.pickle"
+        with warn_if_unwritten("MemoryProfileCallback", path):
+            torch.cuda.memory._dump_snapshot(str(path))
+            logger.info("memory snapshot: %s (open it at https://pytorch.org/memory_viz)", path)
         torch.cuda.memory._record_memory_history(enabled=None)
-        logger.info("memory snapshot: %s (open it at https://pytorch.org/memory_viz)", path)
 
     def _folder(self, trainer: Any) -> Path:
         return Path(self.dir).expanduser() if self.dir else directory_of(trainer) / FOLDER

@@ -13,7 +13,7 @@ import torch
 from nemo2.base.counts import count_problems
 from nemo2.base.errors import ConfigError
 from nemo2.base.names import did_you_mean
-from nemo2.callbacks.steps import step_range_problems
+from nemo2.callbacks.steps import step_range_problems, warn_if_unwritten
 from nemo2.config.capture import configurable
 from nemo2.report.trace.report import TRACES
 from nemo2.training.run_dir.directory import create_directory, directory_of
@@ -160,11 +160,13 @@ class PytorchProfilerCallback(pl.Callback):
             messages, self._recorder = self._recorder.communications, None
         profiler.stop()
         path = self._folder(trainer) / f"rank-{trainer.global_rank}.json"
-        profiler.export_chrome_trace(str(path))
-        if messages:
-            from nemo2.report.trace.chrome import add_communication
+        path.unlink(missing_ok=True)  # a trace of an earlier run, which would pass for this run's if writing fails
+        with warn_if_unwritten(_OWNER, path):
+            profiler.export_chrome_trace(str(path))
+            if messages:
+                from nemo2.report.trace.chrome import add_communication
 
-            add_communication(path, messages)
+                add_communication(path, messages)
 
     def _folder(self, trainer: pl.Trainer) -> Path:
         return Path(self.trace_dir).expanduser() if self.trace_dir else directory_of(trainer) / TRACES

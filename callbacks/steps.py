@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks the arguments of callbacks that act on some steps or some ranks."""
+"""What callbacks share that record some steps or some ranks: the checks of their arguments, and a file that is lost."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Optional
 
 from nemo2.base.counts import count_problems, is_count
@@ -43,3 +45,15 @@ def warn_of_absent_ranks(owner: str, ranks: Sequence[int], trainer: Any) -> None
     absent = [rank for rank in ranks if rank >= trainer.world_size]
     if absent and trainer.is_global_zero:
         logger.warning("%s.ranks=%s: this run has only %d ranks.", owner, absent, trainer.world_size)
+
+
+@contextmanager
+def warn_if_unwritten(owner: str, path: Path) -> Iterator[None]:
+    """Write ``path`` in the block. A failure causes a warning: it must not end the run before its next checkpoint."""
+    try:
+        yield
+        path.stat()  # torch's profiler reports no failure
+    except OSError as error:
+        logger.warning(
+            "%s: %s was not written (%s). Check the space on its disk.", owner, path, error.strerror or error
+        )

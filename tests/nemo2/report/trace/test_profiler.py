@@ -107,3 +107,14 @@ def test_a_run_that_ends_in_the_warm_up_writes_no_trace_and_says_so(tmp_path, ca
     callback.on_train_batch_end(trainer)
     callback.on_train_end(trainer, trainer)
     assert "recorded nothing" in caplog.text and "warmup_steps=5" in caplog.text and not list(tmp_path.iterdir())
+
+
+def test_a_trace_that_cannot_be_written_is_a_warning_and_no_older_trace_passes_for_it(tmp_path, caplog):
+    trainer: Any = SimpleNamespace(callbacks=[], is_global_zero=True, global_rank=0, global_step=1)
+    (tmp_path / "rank-0.json").write_text('{"traceEvents": []}')
+    (tmp_path / "rank-0.json.tmp").mkdir()  # where torch's profiler writes
+    callback = PytorchProfilerCallback(start_step=1, end_step=2, trace_dir=tmp_path)
+    callback.on_train_batch_start(trainer)
+    trainer.global_step = 2
+    callback.on_train_batch_end(trainer)
+    assert "rank-0.json was not written" in caplog.text and not (tmp_path / "rank-0.json").exists()
