@@ -11,7 +11,7 @@ import torch
 
 from nemo2.base.counts import count_problems
 from nemo2.base.errors import ConfigError
-from nemo2.callbacks.steps import chosen_ranks, keep_earlier, warn_of_absent_ranks
+from nemo2.callbacks.steps import chosen_ranks, recording_to, warn_of_absent_ranks
 from nemo2.config.capture import configurable
 from nemo2.training.run_dir.directory import create_directory, directory_of
 
@@ -88,10 +88,11 @@ class MemoryProfileCallback(pl.Callback):
         if not self._recording:
             return
         self._recording = False
-        path = keep_earlier(self._folder(trainer) / f"rank-{trainer.global_rank}.pickle")
-        torch.cuda.memory._dump_snapshot(str(path))
+        path = self._folder(trainer) / f"rank-{trainer.global_rank}.pickle"
+        with recording_to(path, owner="MemoryProfileCallback"):
+            torch.cuda.memory._dump_snapshot(str(path))
+            logger.info("memory snapshot: %s (open it at https://pytorch.org/memory_viz)", path)
         torch.cuda.memory._record_memory_history(enabled=None)
-        logger.info("memory snapshot: %s (open it at https://pytorch.org/memory_viz)", path)
 
     def _folder(self, trainer: Any) -> Path:
         return Path(self.dir).expanduser() if self.dir else directory_of(trainer) / FOLDER

@@ -13,7 +13,7 @@ import torch
 from nemo2.base.counts import count_problems
 from nemo2.base.errors import ConfigError
 from nemo2.base.names import did_you_mean
-from nemo2.callbacks.steps import keep_earlier, step_range_problems
+from nemo2.callbacks.steps import recording_to, step_range_problems
 from nemo2.config.capture import configurable
 from nemo2.report.trace.report import TRACES
 from nemo2.training.run_dir.directory import create_directory, directory_of
@@ -163,12 +163,13 @@ class PytorchProfilerCallback(pl.Callback):
             self._recorder.__exit__(None, None, None)
             messages, self._recorder = self._recorder.communications, None
         profiler.stop()
-        path = keep_earlier(self._file(trainer))
-        profiler.export_chrome_trace(str(path))
-        if messages:
-            from nemo2.report.trace.chrome import add_communication
+        path = self._file(trainer)
+        with recording_to(path, owner=_OWNER):
+            profiler.export_chrome_trace(str(path))
+            if messages:
+                from nemo2.report.trace.chrome import add_communication
 
-            add_communication(path, messages)
+                add_communication(path, messages)
 
     def _file(self, trainer: pl.Trainer) -> Path:
         return self._folder(trainer) / f"rank-{trainer.global_rank}.json"

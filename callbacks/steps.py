@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks the arguments of callbacks that act on some steps or some ranks, and keeps their earlier files."""
+"""What callbacks share that record some steps or some ranks: the checks of their arguments, and how their files are written."""
 
 import itertools
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Optional
 
@@ -47,10 +48,18 @@ def warn_of_absent_ranks(owner: str, ranks: Sequence[int], trainer: Any) -> None
         logger.warning("%s.ranks=%s: this run has only %d ranks.", owner, absent, trainer.world_size)
 
 
-def keep_earlier(path: Path) -> Path:
-    """``path``, at which a file of an earlier run or start is renamed (``rank-0.1.json``), so that none is replaced."""
-    if path.exists():
-        names = (path.with_name(f"{path.stem}.{number}{path.suffix}") for number in itertools.count(1))
-        kept = path.rename(next(name for name in names if not name.exists()))
-        logger.warning("%s is of an earlier run or start, and is now %s.", path, kept.name)
-    return path
+@contextmanager
+def recording_to(path: Path, *, owner: str) -> Iterator[None]:
+    """Write ``path`` in the block. A file of an earlier run or start is renamed (``rank-0.1.json``), so that none is replaced.
+    A failure causes a warning: it must not end the run before its next checkpoint."""
+    try:
+        if path.exists():
+            names = (path.with_name(f"{path.stem}.{number}{path.suffix}") for number in itertools.count(1))
+            kept = path.rename(next(name for name in names if not name.exists()))
+            logger.warning("%s is of an earlier run or start, and is now %s.", path, kept.name)
+        yield
+        path.stat()  # torch's profiler reports no failure
+    except OSError as error:
+        logger.warning(
+            "%s: %s was not written (%s). Check the space on its disk.", owner, path, error.strerror or error
+        )

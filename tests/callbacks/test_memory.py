@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """MemoryMonitor on a CPU's real figures and a GPU's made-up ones; MemoryProfileCallback with a stand-in for the allocator."""
 
+import errno
 import logging
+import os
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +86,15 @@ def test_the_snapshot_is_written_once_at_the_end_or_at_a_failure(allocator, tmp_
         run(callback, steps=2)
     assert (tmp_path / "made" / "rank-0.pickle").read_text() == "snapshot"
     assert allocator == [{"max_entries": 7}, {"enabled": None}]
+
+
+def test_a_snapshot_that_finds_no_space_is_a_warning(allocator, caplog, monkeypatch, tmp_path):
+    def full(path: str) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(torch.cuda.memory, "_dump_snapshot", full)
+    run(MemoryProfileCallback(dir=tmp_path, warn_cycles=False), steps=1)
+    assert "rank-0.pickle was not written (No space left on device)" in caplog.text
 
 
 def test_other_ranks_record_nothing_and_those_that_the_run_lacks_are_told(allocator, caplog, tmp_path):

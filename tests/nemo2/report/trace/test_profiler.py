@@ -127,3 +127,14 @@ def test_a_resumed_run_keeps_the_trace_of_its_first_start_and_does_not_miss_it(t
     start(2)
     assert (tmp_path / "rank-0.1.json").read_bytes() == first and "is now rank-0.1.json" in caplog.text
     assert [trace.rank for trace in traces_of(tmp_path)] == [0]
+
+
+def test_a_trace_that_cannot_be_written_is_a_warning_and_no_older_trace_passes_for_it(tmp_path, caplog):
+    trainer: Any = SimpleNamespace(callbacks=[], is_global_zero=True, global_rank=0, global_step=1)
+    (tmp_path / "rank-0.json").write_text('{"traceEvents": []}')
+    (tmp_path / "rank-0.json.tmp").mkdir()  # where torch's profiler writes
+    callback = PytorchProfilerCallback(start_step=1, end_step=2, trace_dir=tmp_path)
+    callback.on_train_batch_start(trainer)
+    trainer.global_step = 2
+    callback.on_train_batch_end(trainer)
+    assert "rank-0.json was not written" in caplog.text and not (tmp_path / "rank-0.json").exists()
