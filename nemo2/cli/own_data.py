@@ -21,9 +21,12 @@ Data = Annotated[
 
 
 def refuse_data(word: str, place: str) -> None:
-    """Raise ConfigError if a word that is no ``place`` ("recipe") is a file or folder, or ends as files with data do."""
+    """Raise ConfigError if a word that is no ``place`` ("recipe") is a file or folder, or ends as files with data do.
+
+    A Python file is a recipe, and never data: what is wrong with it is for the reader of recipes to say.
+    """
     path = Path(word).expanduser()
-    if path.is_file() or (path.is_dir() and any(map(holds_records, path.iterdir()))):
+    if (path.is_file() and path.suffix != ".py") or (path.is_dir() and any(map(holds_records, path.iterdir()))):
         raise ConfigError(f"{word} is no {place}. If it is your data, write --data {word}.")
     if holds_records(path):
         raise ConfigError(f"{word} is no {place}, and there is no such file. Data are named with --data FILE.")

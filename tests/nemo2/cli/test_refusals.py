@@ -14,6 +14,8 @@ REFUSED = {
     "show empty --diff llama_tiny": "no recipe 'empty'",
     "show ./empty --diff llama_tiny": "./empty is a directory without a recipe.json",
     "show .": ". is a directory without a recipe.json",
+    "show ./taken.py": "taken.py cannot be imported: ModuleNotFoundError: No module named 'nemo' (taken.py:1)",
+    "pretrain llama_tiny ./taken.py": "'./taken.py': not a change of the form path=value",
     "show none.json": "none.json: there is no such file",
     "show llama_tiny:lorra": "'lorra' is not a method of fine-tuning; did you mean 'lora'",
     "finetune llama3_8b_16k --dryrun": "llama3_8b_16k has no fine-tuning recipe",
@@ -139,6 +141,7 @@ checkpoint ``empty/mine``, if the command names it."""
 def test_what_cannot_be_meant_is_one_message_and_exit_code_2(line, command, monkeypatch, tmp_path):
     monkeypatch.setattr("nemo_run.config._NEMORUN_HOME", str(tmp_path / "empty"))
     monkeypatch.chdir(tmp_path)  # runs of other commands, whose names an error would list, lie in the repository
+    monkeypatch.setattr("sys.dont_write_bytecode", True)  # a recipe that fails in its import leaves Python's cache
     (tmp_path / "empty").mkdir()
     if "empty/mine" in line:
         saved_checkpoints.saved(tmp_path / "empty" / "mine", 3)
