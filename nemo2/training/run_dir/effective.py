@@ -28,6 +28,10 @@ def effective_config(trainer: Any, model: Any) -> dict[str, Any]:
     plain form is its ``repr``, without memory addresses. Sections that don't apply, such as a missing ``ddp_config``,
     are left out.
     """
+    from nemo2.training.run_dir.resumed import ResumedRecipe
+
+    # Trackers keep a callback's settings under its place in the list, which is the same before and after a resume.
+    callbacks = [one for one in getattr(trainer, "callbacks", []) if not isinstance(one, ResumedRecipe)]
     strategy = getattr(trainer, "strategy", None)
     datamodule = getattr(trainer, "datamodule", None)
     precision = getattr(trainer, "precision_plugin", None)
@@ -45,7 +49,7 @@ def effective_config(trainer: Any, model: Any) -> dict[str, Any]:
         "lr_scheduler": _captured(getattr(getattr(model, "optim", None), "lr_scheduler", None)),
         "data": _section(datamodule, _fields(datamodule, _DATA_FIELDS)),
         "model": _section(model, plain(getattr(model, "config", None))),
-        "callbacks": [_captured(callback) for callback in getattr(trainer, "callbacks", [])],
+        "callbacks": [_captured(callback) for callback in callbacks],
     }
     return {name: section for name, section in sections.items() if section}
 

@@ -29,10 +29,12 @@ from nemo2.training.run_dir.directory import (
     choose_directory,
     meeting_of,
 )
+from nemo2.training.run_dir.effective import effective_config
 from nemo2.training.run_dir.faults import FAULT_DIR_VARIABLE, read_faults
 from nemo2.training.run_dir.log_files import add_log_file
 from nemo2.training.run_dir.logger import NeMoLogger
 from nemo2.training.run_dir.records import RECIPE_VARIABLE, read_metrics, series
+from nemo2.training.run_dir.resumed import ResumedRecipe
 from support.one_weight import OneWeight, quiet_trainer
 from support.saved_checkpoints import saved
 
@@ -92,6 +94,13 @@ def test_a_run_leaves_its_metrics_settings_surroundings_logs_and_report(tmp_path
     assert logging.getLogger().handlers == handlers
     logging.getLogger("nemo2.somewhere").warning("after the run")
     assert (run / "nemo_log_globalrank-0_localrank-0.txt").read_text() == text
+
+
+def test_a_callback_has_the_same_place_in_the_settings_before_and_after_a_resume(tmp_path):
+    trainer = trainer_in(tmp_path, callbacks=[Callback()])
+    settings = effective_config(trainer, Model())
+    trainer.callbacks.insert(0, ResumedRecipe(tmp_path, tmp_path, accept_changes=False))
+    assert effective_config(trainer, Model()) == settings and settings["callbacks"]
 
 
 def test_a_failing_run_still_writes_log_report_and_fault(tmp_path, monkeypatch):
