@@ -64,8 +64,10 @@ def _rewritten(node: "ast.Import | ast.ImportFrom") -> tuple[Optional[list[str]]
     """The statements that replace an import, and the lines to edit. None for the statements: it doesn't import from
     NeMo."""
     if isinstance(node, ast.ImportFrom):
-        if node.level or not _of_nemo(node.module or ""):
-            return None, []
+        module = "" if node.level else node.module or ""
+        if not _of_nemo(module):
+            names = [one.name for one in node.names if one.name != "*"] if _of_nemo_run(module) else []
+            return None, [f"{name}: the installed {module} has no {name}" for name in names if not _has(module, name)]
         return _of_names(node)
     if not any(_of_nemo(one.name) for one in node.names):
         return None, []
@@ -134,22 +136,26 @@ def _of_nemo(module: str) -> bool:
     return module.partition(".")[0] == "nemo"
 
 
+def _of_nemo_run(module: str) -> bool:
+    return module.partition(".")[0] == "nemo_run"
+
+
 def _has(module: str, name: str) -> bool:
-    from importlib import import_module
+    from importlib import import_module, util
 
     try:
-        return hasattr(import_module(module), name)
-    except ImportError:
-        return False
+        return hasattr(import_module(module), name) or util.find_spec(f"{module}.{name}") is not None
+    except ImportError as error:  # an optional package may be missing here
+        return (error.name or module).partition(".")[0] != module.partition(".")[0]
 
 
 def _modules_named_by(node: "ast.Import | ast.ImportFrom") -> dict[str, str]:
-    """Names in the script that stand for NeMo's modules, with nemo2's modules."""
+    """Names in the script that stand for NeMo's modules, with nemo2's modules, and for nemo-run."""
     modules = {}
     for one in node.names:
         full = f"{node.module}.{one.name}" if isinstance(node, ast.ImportFrom) else one.name
-        home = module_of(full) if _of_nemo(full) else None
-        if home is not None and (isinstance(node, ast.ImportFrom) or one.asname):
+        home = module_of(full) if _of_nemo(full) else full if full == "nemo_run" else None
+        if home is not None and (isinstance(node, ast.ImportFrom) or one.asname or full == home):
             modules[one.asname or one.name] = home
     return modules
 

@@ -35,26 +35,24 @@ _NEEDED = {
 }
 """Fields of text without which no job is made, by the executor's class."""
 _COUNTS = {
-    **dict.fromkeys(("nodes", "num_nodes"), Domain("[1, inf)", "machines of a job", kind="whole")),
-    **dict.fromkeys(
-        ("ntasks_per_node", "torchrun_nproc_per_node", "nprocs_per_node"),
-        Domain("[1, inf)", "processes of a node", kind="whole"),
-    ),
-    **dict.fromkeys(("gpus_per_node", "gpus_per_task"), Domain("[0, inf)", "0: none", kind="whole")),
-    "num_gpus": Domain("[-1, inf)", "-1: all", kind="whole"),
-    **dict.fromkeys(("cpus_per_task", "cpus_per_gpu"), Domain("[1, inf)", "cores", kind="whole")),
-    "cpus": Domain("(0, inf)", "cores of a node"),
-    "memory": Domain("(0, inf)", "GiB of a node"),
-    "disk_size": Domain("[1, inf)", "GiB of a node", kind="whole"),
-    "shared_memory_size": Domain("[1, inf)", "MiB, through which workers pass batches", kind="whole"),
-    "segment": Domain("[1, inf)", "nodes on a switch", kind="whole"),
-    "het_group_indices": Domain("[0, inf)", "numbers of groups", kind="whole"),
-    **dict.fromkeys(("retries", "max_restarts"), Domain("[0, inf)", "0: none", kind="whole")),
-    "rdzv_port": Domain("[0, 65535]", "0: any free port", kind="whole"),
-    **dict.fromkeys(
-        ("workload_check_interval", "initial_rank_heartbeat_timeout", "rank_heartbeat_timeout"),
-        Domain("(0, inf)", "seconds"),
-    ),
+    name: Domain(interval, why, kind=kind)
+    for names, kind, interval, why in (
+        ("nodes num_nodes", "whole", "[1, inf)", "machines of a job"),
+        ("ntasks_per_node torchrun_nproc_per_node nprocs_per_node", "whole", "[1, inf)", "processes of a node"),
+        ("gpus_per_node gpus_per_task retries max_restarts", "whole", "[0, inf)", "0: none"),
+        ("num_gpus", "whole", "[-1, inf)", "-1: all"),
+        ("cpus_per_task cpus_per_gpu", "whole", "[1, inf)", "cores"),
+        ("cpus", "real", "(0, inf)", "cores of a node"),
+        ("memory", "real", "(0, inf)", "GiB of a node"),
+        ("disk_size", "whole", "[1, inf)", "GiB of a node"),
+        ("shared_memory_size", "whole", "[1, inf)", "MiB, through which workers pass batches"),
+        ("segment", "whole", "[1, inf)", "nodes on a switch"),
+        ("het_group_indices", "whole", "[0, inf)", "numbers of groups"),
+        ("rdzv_port", "whole", "[0, 65535]", "0: any free port"),
+        ("workload_check_interval", "real", "(0, inf)", "seconds"),
+        ("initial_rank_heartbeat_timeout rank_heartbeat_timeout", "real", "(0, inf)", "seconds"),
+    )
+    for name in names.split()
 }
 """The numbers that schedulers and launchers accept, by field."""
 _VOLUME_KEYS = {"DGXCloudExecutor": {"pvcs": ("path",)}, "LeptonExecutor": {"mounts": ("path", "mount_path")}}

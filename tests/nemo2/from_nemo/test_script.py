@@ -71,6 +71,7 @@ def test_what_needs_a_hand_is_listed_by_line_with_its_reason(tmp_path):
     file.write_text(
         "import nemo_run as run\nfrom nemo import lightning as nl\nfrom nemo.collections.llm import HyenaModel, pretrain\n"
         "f = nl.teardown\nimport nemo.core\ntry:\n    from nemo.collections.llm import T5Model\nexcept ImportError:\n    pass\n"
+        "from nemo_run.config import Config, Cfg\nrun.Partial(run.Cfg)\n"
     )
     done = CliRunner().invoke(app, ["translate", str(file), "--output", str(tmp_path / "new.py")])
     assert done.exit_code == 1
@@ -79,6 +80,8 @@ def test_what_needs_a_hand_is_listed_by_line_with_its_reason(tmp_path):
         ":4: nl.teardown: nemo2 has no teardown; internal to the strategy",
         ":5: import nemo.core: nemo2 has no such module",
         ":7: T5Model: not a decoder-only text model",
+        ":10: Cfg: the installed nemo_run.config has no Cfg",
+        ":11: run.Cfg: nemo_run has no Cfg",
     ):
         assert f"script.py{words}" in done.stderr, done.stderr
     text = (tmp_path / "new.py").read_text()
