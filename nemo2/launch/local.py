@@ -101,20 +101,18 @@ def stop_processes(pids: Iterable[int], *, grace_seconds: float = _STOP_SECONDS)
     """
     import psutil
 
-    trees = []
-    for pid in pids:
-        try:
-            process = psutil.Process(pid)
-            trees.append((process, process.children(recursive=True)))
-        except psutil.NoSuchProcess:
-            continue
-    everyone = {process.pid: process for root, children in trees for process in (root, *children)}
-    inner = {child.pid for _, children in trees for child in children}
-    for root, _ in trees:
-        if root.pid not in inner:
-            _quietly(root.terminate)
-    deadline = time.monotonic() + grace_seconds
+    everyone: dict[int, psutil.Process] = {}
     try:
+        inner: set[int] = set()
+        for pid in pids:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process = everyone[pid] = psutil.Process(pid)
+                children = {child.pid: child for child in process.children(recursive=True)}
+                inner |= children.keys()
+                everyone |= children
+        for pid in everyone.keys() - inner:
+            _quietly(everyone[pid].terminate)
+        deadline = time.monotonic() + grace_seconds
         # Polled rather than waited for, because waiting would take their exit codes from their parents.
         while any(map(_is_alive, everyone.values())) and time.monotonic() < deadline:
             time.sleep(0.05)

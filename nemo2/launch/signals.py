@@ -2,13 +2,17 @@
 """Handles signals of the launching process, so that they end its ranks even if another library has replaced the
 handlers."""
 
+import math
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+_ONCE_SECONDS = 1.0
+"""``timeout`` and some shells send a signal to a process and then to its group. Within this time it is one signal."""
 
 
 @contextmanager
@@ -27,17 +31,21 @@ def own_signals() -> Iterator[None]:
 
 def raise_on_signals() -> None:
     """Raise KeyboardInterrupt on SIGINT, and SystemExit with 128 plus the number on other signals, so that the ranks
-    are ended.
+    are ended. A signal that arrives at once after another one is the same request.
 
     Signals that ``nohup`` has set to be ignored stay ignored.
     """
     if threading.current_thread() is not threading.main_thread():
         return
+    handled_at = -math.inf
 
     def terminate(number: int, frame: Any) -> None:
-        raise SystemExit(128 + number)
+        nonlocal handled_at
+        before, handled_at = handled_at, time.monotonic()
+        if handled_at - before < _ONCE_SECONDS:
+            return
+        raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
 
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    for number in _ENDING[1:]:
-        if signal.getsignal(number) is not signal.SIG_IGN:
+    for number in _ENDING:
+        if number == signal.SIGINT or signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, terminate)

@@ -492,7 +492,9 @@ def test_signals_end_the_wait_and_the_handlers_are_put_back(number):
     assert [signal.getsignal(each) for each in signal.Signals] == before
 
 
-def test_a_signal_to_the_launcher_ends_the_ranks(tasks, tmp_path, warm_interpreter):
+@pytest.mark.parametrize("again_after", [None, 0.01], ids=["once", "twice"])
+def test_a_signal_to_the_launcher_ends_the_ranks(tasks, tmp_path, warm_interpreter, again_after):
+    """``timeout`` sends a signal twice, to its child and to the group."""
     program = textwrap.dedent("""
         import launch_tasks
         from nemo2.config import Partial
@@ -508,6 +510,9 @@ def test_a_signal_to_the_launcher_ends_the_ranks(tasks, tmp_path, warm_interpret
     try:
         assert process.stdout.readline() == "waiting\n"
         process.send_signal(signal.SIGTERM)
+        if again_after is not None:
+            time.sleep(again_after)
+            process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 143
         assert ranks(tmp_path) == (2, [])
     finally:
