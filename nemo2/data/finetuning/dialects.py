@@ -148,7 +148,7 @@ def _message(message: Any, number: int) -> tuple[Message, Optional[bool]]:
     role = role.strip().lower()
     if role != "assistant" and difflib.get_close_matches(role, ("assistant",), cutoff=0.8):
         raise Malformed(
-            f"message {number} has the role {role!r}, whose turns aren't trained on; did you mean 'assistant'?"
+            f"message {number} has the role {role!r}, whose turns aren't trained on (did you mean 'assistant'?)"
         )
     fields = {key: value for key, value in message.items() if key not in ("role", "from") and value is not None}
     where = f"message {number}, of the {role},"

@@ -19,7 +19,7 @@ BAD_SAMPLES: dict[str, tuple[list[Any], list[str]]] = {
     "a missing role": ([CHAT, {"messages": [{"content": "x"}]}], ["samples.jsonl:2", "role"]),
     "no turn to train on": ([say(("user", "alone"))] * 3, ["no turn of the assistant", "3"]),
     "a misspelled role": (
-        [say(("user", "red?"), ("assitant", "blue"))] * 2, ["assitant", "0 samples of 2 records", "samples.jsonl"],
+        [say(("user", "red?"), ("assitant", "blue"))] * 2, ["assitant", "did you mean 'assistant'", "samples.jsonl:1"],
     ),
     "no line": ([], ["samples.jsonl", "empty"]),
     "an unknown form, told that of chats first": (
