@@ -31,7 +31,7 @@ def own_signals() -> Iterator[None]:
 
 def raise_on_signals() -> None:
     """Raise KeyboardInterrupt on SIGINT, and SystemExit with 128 plus the number on other signals, so that the ranks
-    are ended. A signal that arrives at once after another one is the same request.
+    are ended. A signal that arrives within a second after one that raised is the same request.
 
     Signals that ``nohup`` has set to be ignored stay ignored.
     """
@@ -41,9 +41,10 @@ def raise_on_signals() -> None:
 
     def terminate(number: int, frame: Any) -> None:
         nonlocal handled_at
-        before, handled_at = handled_at, time.monotonic()
-        if handled_at - before < _ONCE_SECONDS:
+        now = time.monotonic()
+        if now - handled_at < _ONCE_SECONDS:
             return
+        handled_at = now
         raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
 
     for number in _ENDING:

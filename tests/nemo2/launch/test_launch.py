@@ -492,6 +492,21 @@ def test_signals_end_the_wait_and_the_handlers_are_put_back(number):
     assert [signal.getsignal(each) for each in signal.Signals] == before
 
 
+def test_signals_at_short_intervals_are_heard_once_a_second(monkeypatch):
+    """Who presses Ctrl-C again and again is heard: the second counts from the signal that raised."""
+    clock, raised = [0.0], []
+    monkeypatch.setattr("nemo2.launch.signals.time.monotonic", lambda: clock[0])
+    with own_signals():
+        raise_on_signals()
+        for tenths in range(26):
+            clock[0] = tenths / 10
+            try:
+                signal.raise_signal(signal.SIGINT)
+            except KeyboardInterrupt:
+                raised.append(tenths)
+    assert raised == [0, 10, 20]
+
+
 @pytest.mark.parametrize("again_after", [None, 0.01], ids=["once", "twice"])
 def test_a_signal_to_the_launcher_ends_the_ranks(tasks, tmp_path, warm_interpreter, again_after):
     """``timeout`` sends a signal twice, to its child and to the group."""
