@@ -14,9 +14,10 @@ from torch.utils.data import DataLoader, Dataset
 
 from nemo2.base import ranks
 from nemo2.base.advice import own_data
-from nemo2.base.counts import is_count
 from nemo2.base.errors import ConfigError, DataError, Nemo2Error, RuntimeFault
-from nemo2.data.batch_size import check_positive
+from nemo2.config.domains import Domain, out_of_range
+from nemo2.config.value_types import nones
+from nemo2.config.walk import class_of
 from nemo2.data.blend import SPLITS
 from nemo2.data.inputs import Input, with_hashes
 from nemo2.data.sampler import MegatronDataSampler, WrappedDataLoader
@@ -27,6 +28,16 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 _NEEDED = {"fit": ("train", "validation"), "validate": ("validation",), "test": ("test",)}
+NUM_SAMPLES = dict.fromkeys(
+    ("num_train_samples", "num_val_samples", "num_test_samples"), Domain("[0, inf)", "a number of samples", "whole")
+)
+"""The valid sizes of splits, for the data modules that have such fields."""
+SOME_SAMPLES = Domain("[1, inf)", "a number of samples", "whole")
+_BATCH: Mapping[str, Domain] = {
+    **dict.fromkeys(("micro_batch_size", "global_batch_size"), SOME_SAMPLES),
+    "seq_length": Domain("[1, inf)", "Megatron-Core's index builder divides by this number", "whole"),
+}
+"""The valid numbers of every data module, including a user's own, which may use other names with another meaning."""
 
 
 def no_files() -> str:
@@ -38,6 +49,17 @@ def arguments_of(base: type, scope: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments of a base class's ``__init__`` among the ``locals()`` of a subclass's, which has the same names for
     them."""
     return {name: scope[name] for name in inspect.signature(base).parameters if name in scope}
+
+
+def number_problems(data: Any) -> list[str]:
+    """A sentence for each number of a data module, or of its node in a recipe, that its class does not accept."""
+    kind = class_of(data)
+    ours = isinstance(kind, type) and issubclass(kind, MegatronDataModule)
+    problems = list(out_of_range(data, "data", kind.domains if ours else _BATCH))
+    if getattr(kind, "__module__", "").startswith("nemo2."):  # whose annotations are exact
+        absent = nones(kind, getattr(data, "__arguments__", vars(data)))
+        problems += [f"data.{name}=None: takes {wanted}. Leave it out for its default." for name, wanted in absent]
+    return problems
 
 
 @contextmanager
@@ -96,6 +118,16 @@ class MegatronDataModule(LightningDataModule):
         "tokenizer",
     )
     """Fields that an override keeps when it replaces this data by other data that doesn't set them."""
+    domains: ClassVar[Mapping[str, Domain]] = {
+        **_BATCH,
+        "num_workers": Domain(
+            "[0, inf)", "a number of processes; with 0, the training process loads the data", "whole"
+        ),
+        "init_consumed_samples": NUM_SAMPLES["num_val_samples"],
+        "init_global_step": Domain("[0, inf)", "a number of steps", "whole"),
+        "seed": Domain("[0, inf)", "NumPy's generators accept no negative seed", "whole"),
+    }
+    """The valid numbers of the fields."""
 
     def __init__(
         self,
@@ -114,13 +146,6 @@ class MegatronDataModule(LightningDataModule):
         seed: int = 1234,
     ) -> None:
         super().__init__()
-        # Megatron-Core's index builder divides by this number and would crash the process.
-        check_positive("seq_length", seq_length)
-        if not is_count(num_workers, least=0):
-            raise ConfigError(
-                f"num_workers={num_workers!r}: must be a whole number of at least 0; with 0, the training process "
-                "loads the data."
-            )
         self.seq_length = seq_length
         self.micro_batch_size = micro_batch_size
         self.global_batch_size = global_batch_size
@@ -132,6 +157,9 @@ class MegatronDataModule(LightningDataModule):
         self.init_consumed_samples = init_consumed_samples
         self.init_global_step = init_global_step
         self.output_log = output_log
+        self.seed = seed
+        if problems := number_problems(self):
+            raise ConfigError("\n".join(problems))
         self.data_sampler = MegatronDataSampler(seq_len=seq_length, **arguments_of(MegatronDataSampler, locals()))
         self.collate_fn: Optional[Callable[[Any], Any]] = None
         self._datasets: dict[str, Optional[Dataset]] = {}

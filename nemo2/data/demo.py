@@ -13,9 +13,10 @@ from torch.utils.data import Dataset
 from nemo2.base.place import here
 from nemo2.config.aliases import register_gone
 from nemo2.config.capture import configurable
+from nemo2.config.domains import Domain
 from nemo2.data.base import MegatronDataModule, arguments_of, no_files
 from nemo2.data.home import datasets_home
-from nemo2.data.pretraining import PreTrainingDataModule
+from nemo2.data.pretraining import SHUFFLE_SEED, PreTrainingDataModule
 from nemo2.data.stdlib import DemoData, prepare_demo_data
 from nemo2.data.tokenizer import BPETokenizer, Tokenizer
 
@@ -42,6 +43,13 @@ class StdlibDataModule(MegatronDataModule):
     Raises:
         DataError: on first use, if the directory is not writable or this interpreter has no sources.
     """
+
+    domains = {
+        **MegatronDataModule.domains,
+        "vocab_size": Domain("[257, inf)", "256 bytes plus the token at the end of a document", "whole"),
+        "max_bytes": Domain("[1, inf)", "a number of bytes", "whole"),
+        "seed": SHUFFLE_SEED,
+    }
 
     directory: Optional[str] = None
     vocab_size: int = 4096

@@ -13,7 +13,7 @@ from torch.utils.data import Dataset
 from nemo2.base.errors import ConfigError
 from nemo2.config.aliases import register_gone
 from nemo2.config.capture import configurable
-from nemo2.data.base import SPLITS, MegatronDataModule, arguments_of, no_files
+from nemo2.data.base import NUM_SAMPLES, SPLITS, MegatronDataModule, arguments_of, no_files
 from nemo2.data.tokenizer import GPT2BPETokenizer, NullTokenizer, Tokenizer
 
 GPT2_VOCAB_SIZE = 50257
@@ -43,6 +43,8 @@ class MockDataModule(MegatronDataModule):
         vocab_file, merges_file: GPT-2's vocab.json and merges.txt.
         seed: The seed of the random tokens.
     """
+
+    domains = {**MegatronDataModule.domains, **NUM_SAMPLES}
 
     seq_length: int = 2048
     tokenizer: Optional[Tokenizer] = None

@@ -19,8 +19,9 @@ from nemo2.base.backend.extras import have_te
 from nemo2.base.counts import counted
 from nemo2.base.errors import ConfigError, DataError
 from nemo2.config.capture import configurable
+from nemo2.config.domains import Domain
 from nemo2.config.notices import warn_without_effect
-from nemo2.data.base import SPLITS, MegatronDataModule, arguments_of
+from nemo2.data.base import NUM_SAMPLES, SOME_SAMPLES, SPLITS, MegatronDataModule, arguments_of
 from nemo2.data.blend import Blend, empty_share, parse_paths, parse_split
 from nemo2.data.index_cache import private_directory
 from nemo2.data.indexed import TokenFile, check_token_ids, open_token_file
@@ -30,6 +31,11 @@ from nemo2.data.token_files import read_sidecar
 from nemo2.data.tokenizer import Tokenizer
 
 _SPLIT = "900,50,50"
+SHUFFLE_SEED = Domain(
+    "[0, 4294967295]",
+    "NumPy's RandomState, which shuffles in Megatron-Core, accepts only unsigned 32-bit seeds",
+    "whole",
+)
 _COMPARED = 1024
 """The samples of each dataset by which two orders are told apart: a few pages of an index that may have billions. Two
 shuffles never begin with the same ones by chance."""
@@ -79,6 +85,14 @@ class PreTrainingDataModule(MegatronDataModule):
         ConfigError: an invalid value of `paths`, `split` or a number.
         DataError: at setup, if a file is missing, corrupt, made with another tokenizer, or too small for its split.
     """
+
+    domains = {
+        **MegatronDataModule.domains,
+        **NUM_SAMPLES,
+        "num_train_samples": SOME_SAMPLES,
+        "num_dataset_builder_threads": Domain("[1, inf)", "a number of threads", "whole"),
+        "seed": SHUFFLE_SEED,
+    }
 
     paths: Union[str, Path, list[Any], dict[str, Any]]
     seq_length: int = 2048

@@ -227,6 +227,7 @@ def _draw(dice: random.Random) -> Drawn:
 def _number(base: str, dice: random.Random) -> dict[str, Any]:
     """A field of the table of domains, at an edge, just beyond it, or within."""
     from nemo2.config.domains import Domain
+    from nemo2.config.walk import class_of
     from nemo2.mcore.optim.lr_scheduler import SCHEDULE
     from nemo2.preflight.checks import domains
 
@@ -237,7 +238,7 @@ def _number(base: str, dice: random.Random) -> dict[str, Any]:
             (_CONFIG, recipe.model.config, domains.MODEL),
             (_OPTIM, recipe.optim.config, domains.OPTIMIZER),
             (_SCHEDULE, recipe.optim.lr_scheduler, SCHEDULE),
-            ("data.", recipe.data, domains.data_domains(recipe.data)),
+            ("data.", recipe.data, class_of(recipe.data).domains),
         )
         for _ in range({_CONFIG: 5, _OPTIM: 2}.get(prefix, 1))
     ]

@@ -17,6 +17,7 @@ from torch.utils.data import Dataset
 from nemo2.base import ranks
 from nemo2.base.errors import ConfigError, DataError, Nemo2Error
 from nemo2.base.files import replaceable_file, replacing
+from nemo2.config.domains import Domain
 from nemo2.data.base import MegatronDataModule, arguments_of
 from nemo2.data.finetuning.check import check_records
 from nemo2.data.finetuning.encode import BadRecords, Report, encode_whole, not_read
@@ -53,6 +54,11 @@ class SampleDataModule(MegatronDataModule):
     encodes: ClassVar[Optional[type[Encoder]]] = None
     """The encoder of all records. None: a record decides by its fields."""
 
+    domains = {
+        **MegatronDataModule.domains,
+        "memmap_workers": Domain("[1, inf)", "a number of threads that tokenize", "whole"),
+    }
+
     def __init__(
         self,
         *,
@@ -69,10 +75,9 @@ class SampleDataModule(MegatronDataModule):
         packed_sequence_specs: Optional[PackedSequenceSpecs],
         dataset_kwargs: Optional[Mapping[str, Any]],
     ) -> None:
+        self.memmap_workers = memmap_workers
         super().__init__(dataloader_type="cyclic", **arguments_of(MegatronDataModule, locals()))
         self.tokenizer = tokenizer
-        self.seed = seed
-        self.memmap_workers = memmap_workers
         self.packed_sequence_specs = packed_sequence_specs
         self.dataset_kwargs = dataset_kwargs
         if not isinstance(packed_sequence_specs, PackedSequenceSpecs | None):

@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from nemo2.base.errors import ConfigError, DataError
 from nemo2.config.capture import configurable
+from nemo2.config.domains import Domain
 from nemo2.config.notices import warn_without_effect
 from nemo2.data.base import SPLITS, arguments_of
 from nemo2.data.documents import BadInput, first_record, holds_records
@@ -65,6 +66,12 @@ class HFDatasetDataModule(SampleDataModule):
             remains.
     """
 
+    domains = {
+        **SampleDataModule.domains,
+        "pad_token_id": Domain("[0, inf)", "an id of the vocabulary", "whole"),
+        "pad_seq_len_divisible": Domain("[1, inf)", "a divisor", "whole"),
+    }
+
     def __init__(
         self,
         path_or_dataset: Any,
@@ -89,6 +96,7 @@ class HFDatasetDataModule(SampleDataModule):
         dataset_kwargs: Optional[dict[str, Any]] = None,
         streaming: bool = False,
     ) -> None:
+        self.pad_token_id, self.pad_seq_len_divisible = pad_token_id, pad_seq_len_divisible
         super().__init__(rampup_batch_size=None, **arguments_of(SampleDataModule, locals()))
         if use_dist_sampler:
             raise ConfigError(
@@ -102,8 +110,6 @@ class HFDatasetDataModule(SampleDataModule):
             )
         self.path_or_dataset = path_or_dataset
         self.split = split
-        self.pad_token_id = pad_token_id
-        self.pad_seq_len_divisible = pad_seq_len_divisible
         self.streaming = streaming or type(path_or_dataset).__name__ in ("IterableDataset", "IterableDatasetDict")
         if self.streaming:
             unread = ("packed_metadata_path", "packed_train_data_path", "packed_val_data_path", "tokenizer_model_name")

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The valid numbers of each numeric field of a model, an optimizer, a schedule and a data module, with the reasons.
+"""The valid numbers of each numeric field of a model, an optimizer and a trainer, with the reasons.
 
-A row (`nemo2.config.domains`) has an interval and the computation that Megatron-Core, or the field's class, does with the
-value.
+A row (`nemo2.config.domains`) has an interval and the computation that Megatron-Core or Lightning does with the value. The
+rows of nemo2's own classes, such as schedules and data modules, stand beside the classes.
 """
 
 from collections.abc import Iterator, Mapping
@@ -13,7 +13,6 @@ from typing import Any, Literal, Union, get_args, get_origin
 from nemo2.config.capture import captured_arguments
 from nemo2.config.domains import Choice, Domain, out_of_range
 from nemo2.config.value_types import type_hints
-from nemo2.config.walk import class_of
 
 _count = partial(Domain, "[1, inf)", kind="whole")
 _natural = partial(Domain, "[0, inf)", kind="whole")
@@ -214,41 +213,6 @@ TRAINER: Mapping[str, Domain] = {
     "log_every_n_steps": _natural("a number of steps; 0 logs nothing"),
 }
 
-BATCH: Mapping[str, Domain] = {
-    **dict.fromkeys(("micro_batch_size", "global_batch_size"), _count("a number of samples")),
-    "seq_length": _count("Megatron-Core's index builder divides by this number"),
-}
-"""Fields of every data module, including a user's own."""
-
-DATA: Mapping[str, Domain] = {
-    **BATCH,
-    **_rows(
-        {
-            "num_train_samples": _count("a number of samples"),
-            "num_val_samples num_test_samples init_consumed_samples": _natural("a number of samples"),
-            "num_workers": _natural("a number of processes; with 0, the training process loads the data"),
-            "num_dataset_builder_threads": _count("a number of threads"),
-            "init_global_step": _natural("a number of steps"),
-            "seed": _natural("NumPy's generators accept no negative seed"),
-            "memmap_workers": _count("a number of threads that tokenize"),
-            "pad_token_id": _natural("an id of the vocabulary"),
-            "pad_seq_len_divisible": _count(_DIVISOR),
-        }
-    ),
-}
-
-FILES: Mapping[str, Domain] = {
-    **DATA,
-    "vocab_size": Domain("[257, inf)", "256 bytes plus the token at the end of a document", "whole"),
-    "max_bytes": _count("a number of bytes"),
-    "seed": Domain(
-        "[0, 4294967295]",
-        ("NumPy's RandomState, which shuffles in Megatron-Core, accepts only unsigned 32-bit seeds"),
-        "whole",
-    ),
-}
-"""Fields of a data module whose samples Megatron-Core makes from files."""
-
 OVERLAP: Mapping[str, Union[Domain, Choice]] = {
     "bucket_size": BUFFERS["bucket_size"],
     "wgrad_deferral_limit": MODEL["wgrad_deferral_limit"],
@@ -274,15 +238,6 @@ PRECISION: Mapping[str, Domain] = {
 """Arguments of the precision plugin, which end in fields of the tables above."""
 
 OPTIMIZER_MODULE: Mapping[str, Domain] = {"lr_mult": _weight("multiplies the learning rate of some parameters")}
-
-
-def data_domains(data: Any) -> Mapping[str, Domain]:
-    """The table for a data module, or its node in a recipe. A user's own class may use these names with another
-    meaning."""
-    kinds = getattr(class_of(data), "__mro__", ())
-    if not any(kind.__module__.startswith("nemo2.") for kind in kinds):
-        return BATCH
-    return FILES if hasattr(data, "paths") or hasattr(data, "max_bytes") else DATA
 
 
 def precision_out_of_range(plugins: Any, path: str) -> Iterator[str]:

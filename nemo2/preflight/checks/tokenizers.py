@@ -35,8 +35,10 @@ def known_tokenizer(facts: Facts, part: str = "model") -> Any:
     """
     recipe = facts.recipe
     model = SimpleNamespace(tokenizer=_built(facts.at("model.tokenizer")))
-    own = _built(facts.at("data.tokenizer"))
-    data = SimpleNamespace(tokenizer=own if own is not None else known_by_size(facts.parts.get("data")))
+    own, module = _built(facts.at("data.tokenizer")), facts.parts.get("data")
+    if own is None:  # a data module that is refused might have made one
+        own = Unknown() if module is None and facts.data is not None else known_by_size(module)
+    data = SimpleNamespace(tokenizer=own)
     choice = tokenizer_choice(recipe)
     share_tokenizer(model, data, choice if choice is None or isinstance(choice, str) else _built(choice))
     restore = getattr(getattr(recipe, "resume", None), "restore_config", None)

@@ -76,11 +76,10 @@ def test_wrong_settings_are_refused_in_words(kwargs, words):
         make(**kwargs)
 
 
-@pytest.mark.parametrize("samples", [None, 0])
-def test_a_fit_without_training_samples_is_refused(samples):
+def test_a_fit_without_training_samples_is_refused():
     """Lightning would end it before its first step, as if it had succeeded."""
-    data = make(num_train_samples=samples)
-    with pytest.raises(ConfigError, match=f"num_train_samples={samples} leaves no samples") as caught:
+    data = make(num_train_samples=0)
+    with pytest.raises(ConfigError, match="num_train_samples=0 leaves no samples") as caught:
         data.train_dataloader()
     assert caught.value.rule == "splits-have-data"
     assert make(num_val_samples=0).val_dataloader() == []

@@ -7,10 +7,9 @@ from pathlib import PurePath
 from typing import Any
 
 from nemo2.base.names import did_you_mean
-from nemo2.config.domains import out_of_range
 from nemo2.config.factories import missing_arguments
-from nemo2.config.value_types import nones
 from nemo2.config.walk import class_of, iterate_nodes
+from nemo2.data.base import number_problems
 from nemo2.preflight.checks import domains
 from nemo2.preflight.checks.facts import Facts
 from nemo2.preflight.checks.lightning import callback_problems, trainer_problems
@@ -149,13 +148,7 @@ def _data(facts: Facts) -> Iterator[str]:
     Otherwise: The data module raises an error on every rank, or Megatron-Core's index builder divides by a sequence
     length of 0 and crashes the process.
     """
-    # The class raises its first error only.
-    problems = list(out_of_range(facts.data, "data", domains.data_domains(facts.data)))
-    kind = class_of(facts.data)
-    if getattr(kind, "__module__", "").startswith("nemo2."):  # whose annotations are exact
-        absent = nones(kind, getattr(facts.data, "__arguments__", {}))
-        problems += [f"data.{name}=None: takes {wanted}. Leave it out for its default." for name, wanted in absent]
-    yield from problems or facts.settled.refused("data-module-accepts-its-arguments")
+    yield from number_problems(facts.data) or facts.settled.refused("data-module-accepts-its-arguments")
 
 
 @SETTINGS.rule("splits-have-data")
