@@ -52,6 +52,12 @@ class RestoreConfig:
         return None if self.path.startswith(HUGGING_FACE) else checkpoint_at(self.path)
 
 
+def starts_from_weights(resume: Any, strategy: Any) -> bool:
+    """Whether a run with these parts, or their nodes in a recipe, names weights to start from."""
+    owners = ((resume, "restore_config"), (resume, "resume_from_path"), (strategy, "restore_config"))
+    return any(getattr(owner, name, None) for owner, name in owners)
+
+
 @dataclass
 class Search:
     """The folders that were searched for a checkpoint and the result, for messages."""

@@ -75,7 +75,7 @@ def described_weights(source: str) -> tuple[Any, str]:
     return checkpoint.model_config(follow_data=True), checkpoint.source
 
 
-def give_described_model(recipe: Any, source: str) -> str:
+def use_model_of(recipe: Any, source: str) -> str:
     """Let ``recipe`` run the model that the weights in ``source`` describe, with their adapters, in place of its own. Weights
     without a description, such as those of a user's class, keep the recipe's model.
 

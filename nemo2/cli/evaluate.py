@@ -12,7 +12,7 @@ from nemo2.base.columns import columns
 from nemo2.base.errors import ConfigError
 from nemo2.base.files import refuse_existing, text_of
 from nemo2.cli.adapter import AT_LEAST_1, Result
-from nemo2.cli.begin_from import Weights, WeightsOption, give_described_model, named_weights
+from nemo2.cli.begin_from import Weights, WeightsOption, named_weights, use_model_of
 from nemo2.cli.commands import as_json, only_with, refuse_all_but
 from nemo2.cli.flags import Output, OverwriteFile, Performance, set_on_command_line
 from nemo2.cli.launching import LAUNCHING, LaunchOptions, changes_of, launched, logged
@@ -156,15 +156,15 @@ def _validate(
     def recipe_of_weights() -> Any:
         tree = recipe_tree(name, performance=performance)
         if weights is not None and recipe is not None:
-            start.restore_config.path = give_described_model(tree, weights)
+            start.restore_config.path = use_model_of(tree, weights)
         return tree
 
     if weights is not None:
         own_name = own_name and f"{own_name}_validate"
-        tree = logged(recipe_of_weights, overrides, own_name=own_name, options=options, data=data)
+    tree = logged(recipe_of_weights, overrides, own_name=own_name, options=options, data=data)
+    if weights is not None:
         _refuse_other_start(tree, weights)
     else:
-        tree = logged(recipe_of_weights, overrides, own_name=own_name, options=options, data=data)
         start = _start_of_run(tree)
         tree.log.name = f"{tree.log.name}_validate"  # the run that is measured keeps its files
     parts = {field: getattr(tree, field) for field in ("model", "data", "trainer", "log", "optim")}
@@ -181,16 +181,17 @@ def _start_of_run(recipe: Any) -> Any:
         ConfigError: it names none, and there is no run to resume.
     """
     from nemo2 import AutoResume, RestoreConfig
+    from nemo2.checkpoint.auto_resume import starts_from_weights
     from nemo2.checkpoint.directory import finished
     from nemo2.config import Config
     from nemo2.preflight.checks.earlier import checkpoints_to_resume
-    from nemo2.preflight.checks.facts import names_weights
 
     directory = checkpoints_to_resume(recipe)
     if directory is not None and finished(directory):
         return Config(AutoResume, restore_config=Config(RestoreConfig, path=str(directory)))
-    if names_weights(recipe.resume, recipe.trainer.strategy) or getattr(recipe.resume, "resume_from_directory", None):
-        return recipe.resume
+    resume = recipe.resume
+    if starts_from_weights(resume, recipe.trainer.strategy) or getattr(resume, "resume_from_directory", None):
+        return resume
     raise ConfigError(
         f"The recipe has no weights to evaluate: this machine has no run {recipe.log.name!r} with a checkpoint. Name a "
         "checkpoint or a run, as in nemo2 evaluate CHECKPOINT --recipe NAME, or the run's folder with --dir and --name."

@@ -100,7 +100,7 @@ def register_gone(target: Callable[..., Any] | str, /, **reasons: str | Callable
 
 def gone(target: Any, name: str) -> str | None:
     """The sentence of `register_gone`, also of a base class. None: the name isn't registered."""
-    reason = _registered(_GONE, target, name)
+    reason = _inherited(_GONE, target, name)
     return str(reason()) if callable(reason) else reason
 
 
@@ -117,7 +117,7 @@ def register_elsewhere(owner: str, path: str, **readings: Callable[[Any], Any]) 
 
 def decided_elsewhere(target: Any, name: str) -> Elsewhere | None:
     """The part that decides a field that isn't set. None: the class's default applies."""
-    elsewhere = _registered(DECIDED_ELSEWHERE, target, name)
+    elsewhere = _inherited(DECIDED_ELSEWHERE, target, name)
     return elsewhere if elsewhere is not None and name in parameter_names(target) else None
 
 
@@ -132,7 +132,7 @@ def register_text_form(target: str, /, **forms: Callable[[str], Any]) -> None:
 
 def text_form(target: Any, name: str) -> Callable[[str], Any] | None:
     """The function of `register_text_form`, also of a base class. None: texts are plain values."""
-    return _registered(_TEXT_FORMS, target, name)
+    return _inherited(_TEXT_FORMS, target, name)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -150,7 +150,7 @@ def parameters_of(target: Callable[..., Any]) -> Mapping[str, inspect.Parameter]
         return {"": inspect.Parameter("arguments", inspect.Parameter.VAR_KEYWORD)}
 
 
-def _registered(table: Mapping[str, Mapping[str, Any]], target: Any, name: str) -> Any:
+def _inherited(table: Mapping[str, Mapping[str, Any]], target: Any, name: str) -> Any:
     """What a table has for a name of a class or function, or of a base class. None: nothing."""
     owners = target.__mro__ if isinstance(target, type) else (target,)
     return next((found for owner in owners if (found := table.get(_key(owner), {}).get(name))), None)

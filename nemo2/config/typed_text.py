@@ -109,6 +109,14 @@ def part_classes(hint: Any) -> tuple[type, ...]:
     return (hint,)
 
 
+def choices_of(hint: Any) -> list[Any]:
+    """The members of a union but None, or the annotation itself."""
+    hint = without_annotated(hint)
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        return [one for choice in typing.get_args(hint) for one in choices_of(choice)]
+    return [] if hint is type(None) else [hint]
+
+
 def without_annotated(hint: Any) -> Any:
     """The annotation under Annotated and NewType."""
     while True:

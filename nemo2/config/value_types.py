@@ -7,7 +7,6 @@ allows text, says nothing, or names a type of another library.
 
 import inspect
 import os
-import types
 import typing
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,7 +19,7 @@ from fiddle._src import signatures
 
 from nemo2.base.errors import ConfigError
 from nemo2.base.names import a
-from nemo2.config.typed_text import SEQUENCES, part_classes, without_annotated
+from nemo2.config.typed_text import SEQUENCES, choices_of, part_classes, without_annotated
 
 _NUMBERS = {bool: "True or False", int: "a whole number", float: "a number"}
 _LISTS = {one for one, kind in SEQUENCES.items() if kind in (list, tuple)}
@@ -113,7 +112,7 @@ def nones(target: Callable[..., Any], arguments: Mapping[Any, Any]) -> Iterator[
 
 def _in_place_of_none(hint: Any) -> Optional[str]:
     hint = without_annotated(hint)
-    if _choices(hint) != [hint]:
+    if choices_of(hint) != [hint]:
         return None
     return _NUMBERS.get(hint) or _parts(part_classes(hint)) or None
 
@@ -123,7 +122,7 @@ def _wanted(hint: Any, value: Any, *, strict: bool, item: bool) -> Optional[str]
 
     ``item``: the value is one of a list, where neither None nor a further list is a part.
     """
-    choices, classes = _choices(hint), part_classes(hint)
+    choices, classes = choices_of(hint), part_classes(hint)
     if item and (value is None or (classes and isinstance(value, list | tuple))):
         return _parts(classes) or ("text" if hint is str else _in_place_of_none(hint))
     if value is None or isinstance(value, fdl.Buildable):
@@ -163,22 +162,14 @@ def _item_hint(hint: Any) -> Any:
     """The annotation of a list's items. None: the annotation may take other lists, or its items have several."""
     if part_classes(hint):
         return hint if takes_a_list(hint) else None
-    lists = [choice for choice in _choices(hint) if choice not in (str, *_NUMBERS)]
+    lists = [choice for choice in choices_of(hint) if choice not in (str, *_NUMBERS)]
     items = {one for choice in lists for one in typing.get_args(choice) if one is not ...}
     return items.pop() if len(items) == 1 and all(typing.get_origin(choice) in _LISTS for choice in lists) else None
 
 
 def takes_a_list(hint: Any) -> bool:
     """Whether some values of this annotation are lists."""
-    return any((typing.get_origin(choice) or choice) in SEQUENCES for choice in _choices(hint))
-
-
-def _choices(hint: Any) -> list[Any]:
-    """The members of a union but None, or the annotation itself."""
-    hint = without_annotated(hint)
-    if typing.get_origin(hint) in (typing.Union, types.UnionType):
-        return [one for choice in typing.get_args(hint) for one in _choices(choice)]
-    return [] if hint is type(None) else [hint]
+    return any((typing.get_origin(choice) or choice) in SEQUENCES for choice in choices_of(hint))
 
 
 def _parts(classes: typing.Iterable[type]) -> str:

@@ -18,7 +18,7 @@ from nemo2.config.capture import is_configurable
 from nemo2.config.dtypes import named_dtype
 from nemo2.config.factories import factory_names, made_by_name, requested_classes
 from nemo2.config.policy import named_object
-from nemo2.config.typed_text import SEQUENCES, WrongType, without_annotated
+from nemo2.config.typed_text import SEQUENCES, WrongType, choices_of, without_annotated
 
 MAPPINGS = (dict, collections.abc.Mapping, collections.abc.MutableMapping)
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
@@ -105,10 +105,7 @@ def config_class(hint: Any) -> type | None:
 
 def is_mapping(hint: Any) -> bool:
     """Whether an annotation names a dict, also through Optional and Union."""
-    hint = without_annotated(hint)
-    if typing.get_origin(hint) in (typing.Union, types.UnionType):
-        return any(map(is_mapping, typing.get_args(hint)))
-    return (typing.get_origin(hint) or hint) in MAPPINGS
+    return any((typing.get_origin(choice) or choice) in MAPPINGS for choice in choices_of(hint))
 
 
 def item_type(hint: Any, kind: type) -> Any:

@@ -119,7 +119,7 @@ _UNUSED_OF_SLURMS_PACKAGER = {
     "symlink_from_remote_dir": "each job has its own code. Set code='none' and PYTHONPATH in a profile instead",
     "debug": "set its variables in env_vars, such as TORCH_DISTRIBUTED_DEBUG",
 }
-_REPLACED: dict[str, dict[str, dict[str, str]]] = {
+_REPLACED_PARTS: dict[str, dict[str, dict[str, str]]] = {
     "KubeflowExecutor": {
         "container_kwargs": {
             "numNodes": "trainer.num_nodes",
@@ -268,7 +268,7 @@ def warn_of_unused_fields(executor: Any) -> None:
 def _replaced_parts(executor: Any) -> Iterator[str]:
     """A sentence for each extra part in the place of one that nemo2 or another field sets, such as all volumes."""
     kind = type(executor).__name__
-    for field, parts in _REPLACED.get(kind, {}).items():
+    for field, parts in _REPLACED_PARTS.get(kind, {}).items():
         for part in parts.keys() & (getattr(executor, field) or {}).keys():
             if part not in _INSTEAD or getattr(executor, parts[part]):
                 instead = f"Set {parts[part]} instead" if parts[part] else "Leave it out"

@@ -20,7 +20,7 @@ from nemo2.base.advice import typed_as
 from nemo2.base.counts import require_counts
 from nemo2.base.errors import ConfigError
 from nemo2.base.files import output_file
-from nemo2.checkpoint.auto_resume import AutoResume
+from nemo2.checkpoint.auto_resume import AutoResume, starts_from_weights
 from nemo2.checkpoint.model_checkpoint import ModelCheckpoint
 from nemo2.config.capture import captured_arguments, configurable
 from nemo2.config.notices import warn_without_effect
@@ -28,7 +28,6 @@ from nemo2.data.base import explaining_changed_inputs
 from nemo2.llm.commands import command
 from nemo2.mcore.optim.base import OptimizerModule
 from nemo2.models.peft.base import PEFT
-from nemo2.preflight.checks.facts import names_weights
 from nemo2.preflight.checks.parts import check_parts
 from nemo2.training.connecting import connect_parts
 from nemo2.training.run_dir.faults import install_fault_hook
@@ -95,7 +94,7 @@ def finetune(
     """
     if peft is not None and isinstance(trainer.strategy, BaseStrategy):
         trainer.strategy.save_trained_parameters_only()
-    if not names_weights(resume, trainer.strategy):  # a warning only: the model may load weights of its own
+    if not starts_from_weights(resume, trainer.strategy):  # a warning only: the model may load weights of its own
         _log.warning(
             "llm.finetune starts from random weights, because resume.restore_config is not set. Set its path to a "
             "checkpoint, to an imported model (nemo://organisation/name) or to a Hugging Face release "
@@ -350,7 +349,7 @@ def _setup(
 
             resumed = ResumedRecipe(checkpoint, directory.log_dir, accept_changes=resume.accept_changes)
             trainer.callbacks.insert(0, resumed)  # pyright: ignore[reportAttributeAccessIssue]
-    if not training and checkpoint is None and not names_weights(resume, trainer.strategy):
+    if not training and checkpoint is None and not starts_from_weights(resume, trainer.strategy):
         _log.warning(
             "llm.validate measures the model's initial weights, because resume names no checkpoint and finds none. Set "
             "resume.restore_config.path to the weights to measure."

@@ -46,7 +46,7 @@ from nemo2.data.finetuning.completeness import (
 )
 from nemo2.data.finetuning.dialects import Conversation, conversation_of, forms
 from nemo2.data.finetuning.rendering import RENDERER, Prefix, Rendered
-from nemo2.data.finetuning.sample import Empty, Encoder, Idle, Malformed, Sample, strings_in
+from nemo2.data.finetuning.sample import Empty, Encoder, Malformed, Sample, Unread, strings_in
 from nemo2.data.special_text import Marks, Pieces, special_in
 from nemo2.data.tokenizer import BPETokenizer, Tokenizer, identity_of
 
@@ -222,9 +222,9 @@ class ChatEncoder(Encoder):
                 )
         return _GENERATION.search(self.template) is not None
 
-    def check(self, record: Any) -> Idle:
+    def check(self, record: Any) -> Unread:
         self._conversation(record)
-        return Idle()
+        return Unread()
 
     def _conversation(self, record: Any) -> Conversation:
         conversation = conversation_of(record)

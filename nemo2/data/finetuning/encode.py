@@ -15,7 +15,7 @@ from nemo2.base.errors import DataError
 from nemo2.base.names import check_choice
 from nemo2.data.documents import BadInput, OnBadLine
 from nemo2.data.finetuning.fields import not_shown
-from nemo2.data.finetuning.sample import Empty, Encoder, Idle, Malformed, Sample
+from nemo2.data.finetuning.sample import Empty, Encoder, Malformed, Sample, Unread
 from nemo2.data.finetuning.sources import Source
 from nemo2.data.special_text import OnSpecialToken
 
@@ -115,7 +115,7 @@ class BadRecords(BadInput):
     def __init__(self, limits: Limits) -> None:
         super().__init__(policy=limits.on_bad_line, limit=limits.max_bad_lines)
         self.limits, self.into = limits, Report()
-        self.idle: Optional[Idle] = None
+        self.unread: Optional[Unread] = None
         """What all good records so far have in common. None: there are no such records."""
         self.num_good = 0
 
@@ -128,9 +128,9 @@ class BadRecords(BadInput):
         self.into.records += 1
         self.into.note(_MALFORMED, where, why)
 
-    def note_idle(self, idle: Idle) -> None:
+    def note_unread(self, unread: Unread) -> None:
         """Record what the sample of a good record doesn't depend on."""
-        self.idle = idle if self.idle is None else self.idle.in_common_with(idle)
+        self.unread = unread if self.unread is None else self.unread.in_common_with(unread)
         self.num_good += 1
 
     def refuse_idle(self) -> None:
@@ -139,7 +139,7 @@ class BadRecords(BadInput):
         Raises:
             DataError: all records have a field that no template names, or don't read a setting.
         """
-        fields, settings = self.idle or Idle()
+        fields, settings = self.unread or Unread()
         if settings:
             raise DataError(not_read(settings, "no record of this data reads"))
         for name in fields:
@@ -200,11 +200,11 @@ def encode_all(
         elif sample.num_trained == 0:
             report.note(EMPTY, where, "no token of it is predicted and counted")
             continue
-        if unshown := (*sample.idle.fields, *sample.beside):
+        if unshown := (*sample.unread.fields, *sample.beside):
             report.note(_UNREAD, where, ", ".join(map(repr, unshown)))
         if sample.lost is not None:
             report.note(_LOST, where, sample.lost)
-        bad.note_idle(sample.idle)
+        bad.note_unread(sample.unread)
         if sample.special is not None:
             report.note(_AS_TEXT if limits.on_special_token == "text" else _SPECIAL, where, repr(sample.special))
         report.samples += 1

@@ -10,7 +10,7 @@ from nemo2.base.advice import dataset_setting
 from nemo2.base.errors import ConfigError
 from nemo2.base.names import did_you_mean
 from nemo2.data.finetuning.dialects import has_messages
-from nemo2.data.finetuning.sample import DESCRIPTIONS, Encoder, Idle, Malformed, Sample, strings_in
+from nemo2.data.finetuning.sample import DESCRIPTIONS, Encoder, Malformed, Sample, Unread, strings_in
 from nemo2.data.finetuning.template import DEFAULT_FIELD, TemplateEncoder
 
 
@@ -85,14 +85,14 @@ class FieldsEncoder(Encoder):
         own = {"encoder": "fields", "truncation_field": self.truncation_field}
         return {**self.settings.identity, **own, "forms": [list(form) for form in FORMS]}
 
-    def check(self, record: Any) -> Idle:
+    def check(self, record: Any) -> Unread:
         encoder, unused, _ = self._reading(record)
         encoder.check(record)
-        return Idle(tuple(unused))
+        return Unread(tuple(unused))
 
     def encode(self, record: Any) -> Sample:
         encoder, unused, beside = self._reading(record)
-        return replace(encoder.encode(record), idle=Idle(tuple(unused)), beside=tuple(beside))
+        return replace(encoder.encode(record), unread=Unread(tuple(unused)), beside=tuple(beside))
 
     def truncate(self, record: Any, sample: Sample, max_tokens: int) -> Sample:
         encoder, _, _ = self._reading(record)

@@ -10,7 +10,7 @@ from nemo2.base.errors import DataError
 from nemo2.data.documents import Malformed as Malformed
 
 
-class Idle(NamedTuple):
+class Unread(NamedTuple):
     """What the sample of a good record doesn't depend on. It is an error if all records have it in common.
 
     Attributes:
@@ -21,9 +21,9 @@ class Idle(NamedTuple):
     fields: tuple[str, ...] = ()
     settings: tuple[str, ...] = ()
 
-    def in_common_with(self, other: "Idle") -> "Idle":
+    def in_common_with(self, other: "Unread") -> "Unread":
         """What both have."""
-        return Idle(*(tuple(filter(theirs.__contains__, own)) for own, theirs in zip(self, other, strict=True)))
+        return Unread(*(tuple(filter(theirs.__contains__, own)) for own, theirs in zip(self, other, strict=True)))
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Sample:
         truncated: Whether tokens were cut off to make the sample fit.
         special: A special token that a text of the record spells. It is a special token in ``ids``, unless
             on_special_token="text". None: there is none.
-        idle: See `Idle`.
+        unread: See `Unread`.
         beside: Other fields with text that the sample lacks: those of a conversation, and descriptions of several words.
         lost: What the tokenizer left out of the text, or made an unknown token. None: nothing.
     """
@@ -46,7 +46,7 @@ class Sample:
     trained: list[bool]
     truncated: bool = False
     special: Optional[str] = None
-    idle: Idle = Idle()
+    unread: Unread = Unread()
     beside: tuple[str, ...] = ()
     lost: Optional[str] = None
 
@@ -86,8 +86,8 @@ class Encoder(ABC):
     """Turns records into samples."""
 
     @abstractmethod
-    def check(self, record: Any) -> Idle:
-        """Check a record's fields, without rendering or tokenizing it. Returns `Sample.idle`.
+    def check(self, record: Any) -> Unread:
+        """Check a record's fields, without rendering or tokenizing it. Returns `Sample.unread`.
 
         Raises:
             Malformed: a field is missing or has the wrong contents.

@@ -17,7 +17,7 @@ from typing import Any, Literal, Optional
 from nemo2.base.errors import ConfigError
 from nemo2.base.names import check_choice, did_you_mean
 from nemo2.data.documents import tokenized, unknown_in
-from nemo2.data.finetuning.sample import Empty, Encoder, Idle, Malformed, Sample
+from nemo2.data.finetuning.sample import Empty, Encoder, Malformed, Sample, Unread
 from nemo2.data.special_text import Marks, as_plain_text, special_in
 from nemo2.data.tokenizer import Tokenizer, identity_of
 
@@ -81,9 +81,9 @@ class TemplateEncoder(Encoder):
         """Whether a record has the fields that the template names."""
         return all(name in record for name in self._names)
 
-    def check(self, record: Any) -> Idle:
+    def check(self, record: Any) -> Unread:
         self._fields(record)
-        return Idle()
+        return Unread()
 
     def encode(self, record: Any) -> Sample:
         return self._sample(self._fields(record))
@@ -106,7 +106,7 @@ class TemplateEncoder(Encoder):
             return self._sample({**fields, name: cut})
 
         too_many = bisect_right(range(len(text)), max_tokens, key=lambda characters: len(shortened(characters).ids))
-        best = replace(shortened(max(0, too_many - 1)), idle=sample.idle, beside=sample.beside)
+        best = replace(shortened(max(0, too_many - 1)), unread=sample.unread, beside=sample.beside)
         return super().truncate(record, best, max_tokens)
 
     def _fields(self, record: Any) -> dict[str, str]:

@@ -10,7 +10,7 @@ from nemo2.base.errors import ConfigError
 from nemo2.data.finetuning.chat import ChatEncoder
 from nemo2.data.finetuning.dialects import has_messages
 from nemo2.data.finetuning.fields import FieldsEncoder
-from nemo2.data.finetuning.sample import Empty, Encoder, Idle, Malformed, Sample
+from nemo2.data.finetuning.sample import Empty, Encoder, Malformed, Sample, Unread
 from nemo2.data.finetuning.settings import DatasetSettings
 from nemo2.data.finetuning.template import TemplateEncoder
 from nemo2.data.tokenizer import Tokenizer
@@ -43,9 +43,9 @@ class TokenEncoder(Encoder):
     def identity(self) -> Mapping[str, Any]:
         return {"encoder": "tokens"}
 
-    def check(self, record: Any) -> Idle:
+    def check(self, record: Any) -> Unread:
         self.encode(record)
-        return Idle()
+        return Unread()
 
     def encode(self, record: Any) -> Sample:
         ids = _numbers(record, "input_ids")
@@ -126,14 +126,14 @@ class AnyEncoder(Encoder):
             raise Malformed("text, but data.tokenizer is None. Set it to the tokenizer of the model")
         return self.tokenizer
 
-    def check(self, record: Any) -> Idle:
+    def check(self, record: Any) -> Unread:
         encoder = self._encoder_of(record)
         return encoder.check(record)._replace(settings=self._unread[type(encoder)])
 
     def encode(self, record: Any) -> Sample:
         encoder = self._encoder_of(record)
         sample = encoder.encode(record)
-        return replace(sample, idle=sample.idle._replace(settings=self._unread[type(encoder)]))
+        return replace(sample, unread=sample.unread._replace(settings=self._unread[type(encoder)]))
 
     def truncate(self, record: Any, sample: Sample, max_tokens: int) -> Sample:
         return self._encoder_of(record).truncate(record, sample, max_tokens)

@@ -261,9 +261,3 @@ def _derived(model: Any, name: str) -> Any:
 def trains(recipe: Any) -> bool:
     """Whether a recipe is one of training."""
     return getattr(class_of(recipe), "__name__", "") in ("pretrain", "finetune", "train")
-
-
-def names_weights(resume: Any, strategy: Any) -> bool:
-    """Whether a run with these parts, or their nodes in a recipe, names weights to start from."""
-    owners = ((resume, "restore_config"), (resume, "resume_from_path"), (strategy, "restore_config"))
-    return any(getattr(owner, name, None) for owner, name in owners)

@@ -6,6 +6,7 @@ import math
 from typing import Literal, Optional
 
 from nemo2.base.gpus import GPU
+from nemo2.mcore.parallel.layout import SIZE_FIELDS, Layout
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -134,6 +135,12 @@ class Job:
     scattered_sends: bool = False
     lora: bool = False
     adapters: Optional[Adapters] = None
+
+    @staticmethod
+    def sizes_of(layout: Layout) -> dict[str, int]:
+        """The fields of a job with this layout, but `sp`."""
+        fixed = {"vp": layout.vp or 1, "etp": layout.expert_tensor_size}
+        return {short: getattr(layout, short) for short in SIZE_FIELDS} | fixed
 
     @property
     def dp(self) -> int:

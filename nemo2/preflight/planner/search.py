@@ -190,12 +190,7 @@ def _expert_sizes(shape: ModelShape, ranks: int) -> list[int]:
 def _as_job(job: Job, layout: Layout, micro: int, recompute: str) -> Job:
     return dataclasses.replace(
         job,
-        tp=layout.tp,
-        pp=layout.pp,
-        vp=layout.vp or 1,
-        cp=layout.cp,
-        ep=layout.ep,
-        etp=layout.expert_tensor_size,
+        **Job.sizes_of(layout),
         sp=True,
         micro_batch=micro,
         recompute=recompute,

@@ -129,13 +129,14 @@ class FSDP2Strategy(TorchShardedStrategy):
         ckpt_save_part: Optional[Part] = None,
     ) -> None:
         tp = 1 if tensor_parallel_size == "auto" else tensor_parallel_size
-        problems = count_problems(
+        wrong_sizes = count_problems(
             "strategy",
             others=("auto",),
             data_parallel_size=data_parallel_size,
             tensor_parallel_size=tensor_parallel_size,
             context_parallel_size=context_parallel_size,
         )
+        problems: list[str] = []
         if sequence_parallel:
             problems.append(
                 "strategy.sequence_parallel=True: with FSDP2Strategy the tensor-parallel plan shards the sequence "
@@ -147,8 +148,9 @@ class FSDP2Strategy(TorchShardedStrategy):
                 "strategy.custom_tp_plan has no effect with tensor_parallel_size=1. Set strategy.tensor_parallel_size, "
                 "or leave custom_tp_plan unset."
             )
-        if problems:
-            raise ConfigError(" ".join(problems))
+        if wrong_sizes or problems:
+            rules = ["sizes-are-counts"] * len(wrong_sizes) + ["strategy-settings-are-supported"] * len(problems)
+            raise ConfigError("\n".join(wrong_sizes + problems), rules=rules)
         super().__init__(layout=Layout(tp=tp, cp=context_parallel_size), **shared_arguments(locals()))
         self.data_parallel_size = data_parallel_size
         self.offload_policy = offload_policy

@@ -5,11 +5,12 @@ from collections.abc import Iterator
 
 from nemo2.base.backend.compilation import uncompiled
 from nemo2.base.counts import is_count
+from nemo2.checkpoint.auto_resume import starts_from_weights
 from nemo2.config.domains import out_of_range
 from nemo2.config.walk import class_of
 from nemo2.preflight.checks import domains
 from nemo2.preflight.checks.arithmetic import indivisible
-from nemo2.preflight.checks.facts import Facts, names_weights
+from nemo2.preflight.checks.facts import Facts
 from nemo2.preflight.checks.rule import Topic
 
 SHAPE = Topic("The model", needs_sizes=False)
@@ -85,7 +86,7 @@ def _initialized(facts: Facts) -> Iterator[str]:
     Otherwise: The model trains from what the memory holds, or the first step's gradients aren't finite.
     """
     uninitialized = facts.trains and facts.of_model("perform_initialization") is False
-    if uninitialized and not names_weights(facts.at("resume"), facts.strategy):
+    if uninitialized and not starts_from_weights(facts.at("resume"), facts.strategy):
         yield (
             "model.config.perform_initialization=False: no weights are named that replace the uninitialized ones. Leave it "
             "True, or set resume.restore_config."

@@ -4,7 +4,6 @@
 from collections.abc import Iterator
 from typing import Any
 
-from nemo2.base.counts import count_problems
 from nemo2.mcore.parallel.layout import Layout
 from nemo2.mcore.settle.world import devices_problem, nodes_problem
 from nemo2.preflight.checks.arithmetic import divisors
@@ -13,7 +12,6 @@ from nemo2.preflight.checks.rule import Topic
 
 SIZES = Topic("Sizes", needs_sizes=False)
 WORLD = Topic("Ranks")
-_OF_TORCH = ("data_parallel_size", "tensor_parallel_size", "context_parallel_size")
 
 
 @SIZES.rule("sizes-are-counts")
@@ -24,9 +22,7 @@ def _sizes(facts: Facts) -> Iterator[str]:
     exist.
     """
     yield from Layout.size_problems(**facts.sizes)
-    if not facts.sizes:
-        values: dict[str, Any] = {name: getattr(facts.strategy, name, "auto") for name in _OF_TORCH}
-        yield from count_problems("strategy", others=("auto",), **values)
+    yield from facts.settled.refused("sizes-are-counts")
 
 
 @SIZES.rule("nodes-and-devices-are-counts")
