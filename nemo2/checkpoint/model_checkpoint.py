@@ -16,7 +16,7 @@ from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.utilities.rank_zero import rank_zero_info  # pyright: ignore[reportPrivateImportUsage]
 
 from nemo2.base import ranks
-from nemo2.base.counts import is_count
+from nemo2.base.counts import is_count, require_counts
 from nemo2.base.errors import CheckpointError, ConfigError
 from nemo2.base.names import check_choice, did_you_mean
 from nemo2.checkpoint.directory import LAST_SUFFIX, Manifest, commit, finished, remove, saving_to, without_last
@@ -111,10 +111,8 @@ class ModelCheckpoint(Checkpoint):
             raise ConfigError(
                 f"log.ckpt.save_top_k={self.save_top_k}: must be -1 (keep all), 0 (keep only the newest) or more."
             )
-        for name in ("every_n_train_steps", "every_n_epochs"):
-            value = getattr(self, name)
-            if value is not None and not is_count(value, least=0):
-                raise ConfigError(f"log.ckpt.{name}={value}: must be a whole number of at least 1, or unset.")
+        intervals = {name: getattr(self, name) for name in ("every_n_train_steps", "every_n_epochs")}
+        require_counts("log.ckpt", least=0, others=(None,), **intervals)
         interval = self.train_time_interval
         if interval is not None and not (isinstance(interval, timedelta) and interval > timedelta(0)):
             raise ConfigError(

@@ -28,7 +28,7 @@ class BatchSizeSchedule:
     """
 
     def __init__(self, global_batch_size: int, rampup: Optional[Sequence[int]] = None) -> None:
-        check_positive("global_batch_size", global_batch_size)
+        require_counts("", global_batch_size=global_batch_size)
         self.global_batch_size = global_batch_size
         self.rampup = None if rampup is None else tuple(rampup)
         self.start, self.increment, self.thresholds = global_batch_size, 0, []
@@ -39,8 +39,8 @@ class BatchSizeSchedule:
                 f"rampup_batch_size={list(rampup)!r}: must be [start batch size, increment, samples to ramp over]."
             )
         start, increment, samples = rampup
-        for name, value in (("start", start), ("increment", increment), ("samples", samples)):
-            check_positive(f"rampup_batch_size ({name})", value)
+        named = {"start": start, "increment": increment, "samples": samples}
+        require_counts("", **{f"rampup_batch_size ({name})": value for name, value in named.items()})
         if start > global_batch_size or (global_batch_size - start) % increment:
             raise ConfigError(
                 f"rampup_batch_size={list(rampup)!r}: steps of {increment} from {start} never reach "
@@ -89,7 +89,7 @@ class BatchSizeSchedule:
         Raises:
             ConfigError: a batch size isn't. The message names the nearest valid sizes.
         """
-        check_positive("micro_batch_size", micro_batch_size)
+        require_counts("", micro_batch_size=micro_batch_size)
         unit = micro_batch_size * data_parallel_size
         if self.global_batch_size % unit:
             below = self.global_batch_size // unit * unit
@@ -147,11 +147,3 @@ def _reached(level: int, samples_per_level: float) -> int:
     while int(consumed / samples_per_level) < level:
         consumed += 1
     return consumed
-
-
-def check_positive(name: str, value: Any) -> None:
-    """
-    Raises:
-        ConfigError: ``value`` isn't a whole number of at least 1.
-    """
-    require_counts("", **{name: value})

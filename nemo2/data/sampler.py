@@ -15,6 +15,7 @@ from torch.utils.data import (
     SequentialSampler,
 )
 
+from nemo2.base.counts import require_counts
 from nemo2.base.errors import ConfigError
 from nemo2.base.names import check_choice
 from nemo2.config.capture import configurable
@@ -26,7 +27,7 @@ from nemo2.data.batch_sampler import (
     Place,
     StepBatchSampler,
 )
-from nemo2.data.batch_size import BatchSizeSchedule, check_positive, setup_microbatch_calculator
+from nemo2.data.batch_size import BatchSizeSchedule, setup_microbatch_calculator
 
 _log = logging.getLogger(__name__)
 Mode = Literal["train", "validation", "test", "predict"]
@@ -126,8 +127,7 @@ class MegatronDataSampler(DataSampler):
 
     def __post_init__(self) -> None:
         check_choice("dataloader_type", self.dataloader_type, Order)
-        check_positive("seq_len", self.seq_len)
-        check_positive("micro_batch_size", self.micro_batch_size)
+        require_counts("", seq_len=self.seq_len, micro_batch_size=self.micro_batch_size)
         self.trainer: Any = None
         self.steps: Optional[Positioned] = None
         """What gives the training data by steps."""

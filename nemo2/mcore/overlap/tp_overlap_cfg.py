@@ -16,7 +16,7 @@ import functools
 from collections.abc import Mapping
 from typing import Any, Literal, Optional, TypeVar, Union
 
-from nemo2.base.counts import is_count
+from nemo2.base.counts import count_problems
 from nemo2.base.errors import ConfigError
 from nemo2.base.names import did_you_mean
 from nemo2.config.capture import configurable
@@ -242,10 +242,8 @@ def _problems(gemm: str, value: Optional[dict[str, Any]], layer: Mapping[str, An
             f"{_NAME}.{wgrad} must be None when {gemm} uses {method!r}, because their communication can no longer run "
             f"at the same time. Set {wgrad}=None."
         )
-    for name in ("num_sm", "cga_size", "num_splits"):
-        number = value.get(name, 1)
-        if not is_count(number):
-            problems.append(f"{_NAME}.{gemm}.{name}={number!r} must be a positive whole number.")
+    numbers = {name: value[name] for name in ("num_sm", "cga_size", "num_splits") if name in value}
+    problems += count_problems(f"{_NAME}.{gemm}", **numbers)
     if value.get("atomic_gemm") and not quantized:
         problems.append(
             f"{_NAME}.{gemm}.atomic_gemm=True requires fp8. Set trainer.plugins.fp8, or set atomic_gemm=False."

@@ -58,10 +58,6 @@ def test_all_ids_are_within_the_vocabulary_and_all_occur_and_no_network_is_neede
     assert data.train_dataloader().dataset[0]["tokens"].max() < 50257
 
 
-def test_a_split_of_no_samples_has_no_loader():
-    assert make(num_val_samples=0).val_dataloader() == []
-
-
 @pytest.mark.parametrize(
     ("kwargs", "words"),
     [

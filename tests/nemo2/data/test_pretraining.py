@@ -255,7 +255,6 @@ def test_a_run_from_python_refuses_splits_without_data(tmp_path, split, limits, 
 @pytest.mark.parametrize(
     ("kwargs", "words"),
     [
-        ({"seq_length": 0}, "seq_length=0: must be a whole number of at least 1"),
         ({"split": "abc"}, "split='abc'"),
         ({"paths": [1, "a", 0, "b"]}, "the weight of b is 0"),
         ({"global_batch_size": 0}, "global_batch_size=0"),

@@ -48,7 +48,7 @@ def test_settings_reach_transformer_engine_without_what_is_unset() -> None:
             {"fc1_dgrad": PipelineOverlapCfg(16, 2, 4, True), "fc1_wgrad": BulkOverlapCfg(4, 2, False)},
             "fc1_wgrad must be None when fc1_dgrad uses 'pipeline'",
         ),
-        ({"qkv_fprop": {"num_sm": 0}}, "num_sm=0 must be a positive whole number"),
+        ({"qkv_fprop": {"num_sm": 0}}, "num_sm=0: must be a whole number"),
         ({"qkv_fprop": 3}, "must be a BulkOverlapCfg, RingExchangeOverlapCfg or PipelineOverlapCfg"),
         (3, "must be a TransformerLayerTPOverlapCfg, the name of a preset, or a dict"),
     ],

@@ -36,6 +36,13 @@ def pretraining(root: Path, **changes: Any) -> Any:
     return recipe
 
 
+def finetuning(root: Path, kind: Any = FineTuningDataModule, *, weights: Any = None, **changes: Any) -> Any:
+    """A recipe for the samples in ``root``, which names no weights unless it gets some."""
+    recipe: Any = recipes.get("llama_tiny").finetune_recipe(dir=str(root / "runs"), resume_path=weights)
+    recipe.data = Config(kind, str(root), **{"tokenizer": Config(ByteTokenizer), **SIZES, **changes})
+    return recipe
+
+
 @pytest.fixture
 def corpus(tmp_path: Path) -> Path:
     text = write_lines(tmp_path / "text.jsonl", [{"text": f"{number} " + "word " * 200} for number in range(200)])
@@ -102,9 +109,8 @@ def test_samples(tmp_path: Path, kind: Any, records: Any, settings: Any, rule: s
     make_tokenizer(tmp_path / "tokenizer")
     if records is not None:
         write_lines(tmp_path / "training.jsonl", records)
-    recipe: Any = recipes.get("llama_tiny").finetune_recipe(dir=str(tmp_path / "runs"))
     tokenizer = Config(AutoTokenizer, str(tmp_path / "tokenizer"))
-    recipe.data = Config(kind, str(tmp_path), tokenizer=tokenizer, dataset_kwargs=settings or None, **SIZES)
+    recipe = finetuning(tmp_path, kind, tokenizer=tokenizer, dataset_kwargs=settings or None)
     found = rules_of(recipe) - {"fine-tuning-begins-with-weights"}
     assert (rule in found) if rule else not found
 
@@ -119,23 +125,16 @@ def test_packed_rows_fill_a_global_batch(
     for split, number in (("training", training), ("validation", validation)):
         if number:
             write_lines(tmp_path / f"{split}.jsonl", [four_in_a_row] * number)
-    recipe: Any = recipes.get("llama_tiny").finetune_recipe(dir=str(tmp_path / "runs"))
+    specs = Config(PackedSequenceSpecs, packed_sequence_size=128)
+    recipe = finetuning(tmp_path, packed_sequence_specs=specs, micro_batch_size=1)
     recipe.trainer.limit_val_batches = 1 if validates else 0
-    recipe.data = Config(
-        FineTuningDataModule,
-        str(tmp_path),
-        tokenizer=Config(ByteTokenizer),
-        packed_sequence_specs=Config(PackedSequenceSpecs, packed_sequence_size=128),
-        **{**SIZES, "micro_batch_size": 1},
-    )
     assert ("training-samples-are-there" not in rules_of(recipe)) == legal
 
 
 @pytest.mark.parametrize("kind", [FineTuningDataModule, HFDatasetDataModule])
 def test_early_stopping_without_validation_samples(tmp_path: Path, kind: Any) -> None:
-    recipe: Any = recipes.get("llama_tiny").finetune_recipe(dir=str(tmp_path / "runs"))
+    recipe = finetuning(tmp_path / "chats", kind)
     recipe.trainer.callbacks = [Config(EarlyStopping, monitor="val_loss")]
-    recipe.data = Config(kind, str(tmp_path / "chats"), tokenizer=Config(ByteTokenizer), **SIZES)
     for split, refused in (("nothing", False), ("training", True), ("validation", False)):
         write_lines(tmp_path / ("chats" if split != "nothing" else "") / f"{split}.jsonl", [PAIR] * 20)
         assert ("early-stopping-has-a-validation" in rules_of(recipe)) == refused
@@ -144,24 +143,16 @@ def test_early_stopping_without_validation_samples(tmp_path: Path, kind: Any) ->
 @pytest.mark.parametrize("field", ["index_mapping_dir", "packed_train_data_path", "packed_val_data_path"])
 def test_folders_of_samples_are_writable(tmp_path: Path, field: str) -> None:
     write_lines(tmp_path / "training.jsonl", [PAIR] * 200)
-    recipe: Any = recipes.get("llama_tiny").finetune_recipe(dir=str(tmp_path / "runs"))
     folder = {field: str(tmp_path / "training.jsonl")}
     specs = Config(PackedSequenceSpecs, packed_sequence_size=128, **(folder if field.startswith("packed") else {}))
-    recipe.data = Config(
-        FineTuningDataModule,
-        str(tmp_path),
-        tokenizer=Config(ByteTokenizer),
-        packed_sequence_specs=specs,
-        dataset_kwargs=None if field.startswith("packed") else folder,
-        **{**SIZES, "micro_batch_size": 1},
-    )
+    settings = None if field.startswith("packed") else folder
+    recipe = finetuning(tmp_path, packed_sequence_specs=specs, dataset_kwargs=settings, micro_batch_size=1)
     assert "log-directory-is-writable" in rules_of(recipe)
 
 
 def test_the_folder_of_samples_beside_the_data_is_writable(tmp_path: Path) -> None:
     write_lines(tmp_path / "training.jsonl", [PAIR] * 200)
-    recipe: Any = recipes.get("llama_tiny").finetune_recipe(dir=str(tmp_path / "runs"))
-    recipe.data = Config(FineTuningDataModule, str(tmp_path), tokenizer=Config(ByteTokenizer), **SIZES)
+    recipe = finetuning(tmp_path)
     assert "log-directory-is-writable" not in rules_of(recipe)
     (tmp_path / "index_cache").write_text("no folder")
     assert "log-directory-is-writable" in rules_of(recipe)
@@ -171,17 +162,14 @@ def test_the_folder_of_samples_beside_the_data_is_writable(tmp_path: Path) -> No
 def test_special_tokens_are_in_the_vocabulary(tmp_path: Path, named: dict[str, str]) -> None:
     make_tokenizer(tmp_path)
     write_lines(tmp_path / "training.jsonl", [PAIR] * 20)
-    recipe: Any = recipes.get("llama_tiny").finetune_recipe(dir=str(tmp_path / "runs"))
     tokenizer = Config(BPETokenizer, path=str(tmp_path / "tokenizer.json"), **named)
-    recipe.data = Config(FineTuningDataModule, str(tmp_path), tokenizer=tokenizer, **SIZES)
-    assert ("tokenizer-fits-the-vocabulary" in rules_of(recipe)) == bool(named)
+    found = rules_of(finetuning(tmp_path, tokenizer=tokenizer))
+    assert ("tokenizer-fits-the-vocabulary" in found) == bool(named)
 
 
 def test_a_table_is_training_data_too(tmp_path: Path) -> None:
     (tmp_path / "training.csv").write_text("input,output\n" + "red,blue\n" * 20)
-    recipe: Any = recipes.get("llama_tiny").finetune_recipe(dir=str(tmp_path / "runs"))
-    recipe.data = Config(FineTuningDataModule, dataset_root=str(tmp_path), tokenizer=Config(ByteTokenizer), **SIZES)
-    assert "training-samples-are-there" not in rules_of(recipe)
+    assert "training-samples-are-there" not in rules_of(finetuning(tmp_path))
 
 
 def weights_in(folder: Path, *, weights_only: bool = True, **sizes: int) -> Path:
@@ -205,8 +193,7 @@ def weights_in(folder: Path, *, weights_only: bool = True, **sizes: int) -> Path
 def test_weights_to_start_from(tmp_path: Path, changes: dict[str, Any], rule: str | None) -> None:
     path = tmp_path / changes.pop("path") if "path" in changes else weights_in(tmp_path / "weights", **changes)
     write_lines(tmp_path / "training.jsonl", [PAIR] * 20)
-    recipe: Any = recipes.get("llama_tiny").finetune_recipe(dir=str(tmp_path / "runs"), resume_path=str(path))
-    recipe.data = Config(FineTuningDataModule, dataset_root=str(tmp_path), tokenizer=Config(ByteTokenizer), **SIZES)
+    recipe = finetuning(tmp_path, weights=str(path))
     found = rules_of(recipe)
     assert (rule in found) if rule else not found, find(recipe, devices=2, local=True)
 
