@@ -26,7 +26,7 @@ _PLAIN = (bool, int, float, str, pathlib.Path, pathlib.PurePath, timedelta, dict
 
 
 class WrongType(ValueError):
-    """The text doesn't fit the parameter's type. The message is the clause after the path: "takes an int, ..."."""
+    """The text doesn't fit the parameter's type. The message is the clause after the path: "takes a whole number, ..."."""
 
 
 @dataclasses.dataclass(frozen=True)

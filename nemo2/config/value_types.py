@@ -72,6 +72,21 @@ def misfits(
                 yield str(name) if items is None else f"{name}[{number}]", one, wanted
 
 
+def mistyped(target: Callable[..., Any], arguments: Mapping[str, Any], *, of: str = "") -> dict[str, str]:
+    """A sentence for each argument that isn't of its type, strictly, or is None where no None belongs, by its name.
+
+    ``of``: the object whose arguments they are. "": they have no owner.
+    """
+    wrong = [
+        *misfits(target, arguments, strict=True),
+        *((name, None, words) for name, words in nones(target, arguments)),
+    ]
+    owner = f"{of}." if of else ""
+    return {
+        name: f"{owner}{name}={value!r}: takes {wanted}, not {type(value).__name__}." for name, value, wanted in wrong
+    }
+
+
 def refuse_misfits(
     target: Callable[..., Any], arguments: Mapping[str, Any], *, of: str = "", ordered: Sequence[str] = ()
 ) -> None:
@@ -88,13 +103,10 @@ def refuse_misfits(
     model = arguments.get("model")
     if isinstance(model, str) and os.path.isdir(model):  # a checkpoint may stand for its model
         arguments = {name: value for name, value in arguments.items() if name != "model"}
-    wrong: list[tuple[str, Any, str]] = list(misfits(target, arguments, strict=True))
-    wrong += [(name, None, wanted) for name, wanted in nones(target, arguments)]
-    if not wrong:
+    if not (problems := mistyped(target, arguments, of=of)):
         return
-    owner = f"{of}." if of else ""
-    lines = [f"{owner}{name}={value!r}: takes {wanted}." for name, value, wanted in wrong]
-    if not {name.partition("[")[0] for name, _, _ in wrong}.isdisjoint(ordered[1:]):
+    lines = [*problems.values()]
+    if not {name.partition("[")[0] for name in problems}.isdisjoint(ordered[1:]):
         parameters = inspect.signature(target).parameters.values()
         order = [parameter.name for parameter in parameters if parameter.kind is not parameter.KEYWORD_ONLY]
         shown = ", ".join(order[: len(ordered) + 1]) + (", ..." if len(order) > len(ordered) + 1 else "")

@@ -64,7 +64,7 @@ def typed(value: Any, hint: Any, *, text: str | None = None) -> Any:
 
 
 def describe(hint: Any) -> tuple[str, str]:
-    """A parameter's type in words, and an example of a value: `("an int", "100")`."""
+    """A parameter's type in words, and an example of a value: `("a whole number", "100")`."""
     hint = without_annotated(hint)
     origin, choices = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
@@ -160,7 +160,7 @@ def _int(value: Any, text: str | None) -> int:
         return value
     if isinstance(value, float) and value.is_integer():
         return int(value)
-    raise WrongType(f"takes an int, not {_shown(value, text)}")
+    raise WrongType(f"takes a whole number, not {_shown(value, text)}")
 
 
 def _float(value: Any, text: str | None) -> float:
@@ -273,7 +273,7 @@ _RULES: dict[Any, Any] = {
 }
 _IN_WORDS: dict[Any, tuple[str, str]] = {
     bool: ("true or false", "true"),
-    int: ("an int", "100"),
+    int: ("a whole number", "100"),
     float: ("a number", "0.1"),
     str: ("text", "name"),
     pathlib.Path: ("a path", "/data/run"),

@@ -18,7 +18,7 @@ from nemo2.base.advice import print_warning
 from nemo2.base.errors import ConfigError
 from nemo2.base.place import PORT, SET_ON_RANKS
 from nemo2.config.domains import Domain, out_of_range
-from nemo2.config.value_types import misfits, nones
+from nemo2.config.value_types import mistyped
 from nemo2.training.run_dir.environment import is_secret_name
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
@@ -179,7 +179,7 @@ def check_fields(executor: Any) -> None:
     for one in fields(executor):  # None for a list or dictionary is none
         if one.default_factory is not MISSING and getattr(executor, one.name) is None:
             setattr(executor, one.name, one.default_factory())
-    problems = [*mistyped(executor, kind), *(mistyped(launcher, f"{kind}.launcher") if launcher else ())]
+    problems = mistyped_fields(executor, kind) + mistyped_fields(launcher, f"{kind}.launcher")
     problems = problems or [
         *out_of_range(executor, kind, _COUNTS, others=False),
         *out_of_range(launcher, f"{kind}.launcher", _COUNTS, others=False),
@@ -197,15 +197,12 @@ def check_fields(executor: Any) -> None:
     executor.env_vars = text_variables(executor.env_vars or {})
 
 
-def mistyped(owner: Any, path: str) -> Iterator[str]:
+def mistyped_fields(owner: Any, path: str) -> list[str]:
     """A sentence for each field of a dataclass whose value can't be of its type. A launcher by its name has no fields."""
     if not is_dataclass(owner):
-        return
+        return []
     values = {one.name: getattr(owner, one.name) for one in fields(owner) if one.init and one.name != "launcher"}
-    wrong = {name: (value, wanted) for name, value, wanted in misfits(type(owner), values, strict=True)}
-    wrong |= {name: (None, wanted) for name, wanted in nones(type(owner), values)}
-    for name, (value, wanted) in wrong.items():
-        yield f"{path}.{name}={value!r}: must be {wanted}, not {type(value).__name__}."
+    return [*mistyped(type(owner), values, of=path).values()]
 
 
 def text_variables(variables: Mapping[str, Any]) -> dict[str, str]:

@@ -57,7 +57,7 @@ def check_records(
     unencoded = 0
     for where, record in chain(first, records):
         try:
-            bad.note_idle(encoder.check(record))
+            bad.note_unread(encoder.check(record))
             unencoded += 1
         except Empty as why:
             bad.into.note(EMPTY, where, str(why))

@@ -17,7 +17,7 @@ from nemo2.config.factories import made_by_name
 from nemo2.config.show import diff, format_value
 from nemo2.config.typed_text import WrongType, split_items
 from nemo2.config.values import typed
-from nemo2.launch.executor_fields import mistyped
+from nemo2.launch.executor_fields import mistyped_fields
 from nemo2.launch.local import split_secrets
 from nemo2.launch.shape import launcher_of
 
@@ -68,7 +68,7 @@ def _build(plugin: Any) -> Any:
             f"plugins: {plugin!r} is not a plugin. Derive it from nemo_run.Plugin, whose method setup(task, executor) "
             "edits both."
         )
-    if problems := list(mistyped(plugin, type(plugin).__name__)):
+    if problems := mistyped_fields(plugin, type(plugin).__name__):
         raise ConfigError("\n".join(problems))
     return plugin
 

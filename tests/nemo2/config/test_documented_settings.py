@@ -70,7 +70,7 @@ def test_experts_are_cut_as_documented() -> None:
          "no effect without model.config.recompute_granularity. Set recompute_granularity='full'"),
         ("model.config.recompute_granularity=full", "Set recompute_method to 'uniform' or 'block', and set recompute_num_layers"),
         ("trainer.fp8=True", "Trainer has no parameter 'fp8'. Write .*trainer.plugins.fp8"),
-        ("trainer.max_steps=*2", "takes an int, not '[*]2'"),
+        ("trainer.max_steps=*2", "takes a whole number, not '[*]2'"),
         ("trainer.plugins=PerfEnvPlugin", "takes a Precision .*'PerfEnvPlugin' does not name one"),
     ],
 )  # fmt: skip

@@ -103,7 +103,7 @@ def test_a_factory_registered_with_nemo_run_is_found() -> None:
         ("model.optim=foo", "takes an OptimizerModule"),
         ("data=mok", "did you mean 'mock'"),
         ("data=mock(seq_len=4)", "mock has no parameter 'seq_len'; did you mean 'seq_length'"),
-        ("data=mock(seq_length=x)", "seq_length of mock takes an int, not 'x'"),
+        ("data=mock(seq_length=x)", "seq_length of mock takes a whole number, not 'x'"),
         (
             "log.tensorboard=tensorboard_logger",
             r"tensorboard_logger requires name=\.\.\.\. Write tensorboard_logger\(name=",

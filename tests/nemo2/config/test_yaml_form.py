@@ -101,7 +101,7 @@ def test_what_is_wrong_is_told_by_its_line_and_all_at_once() -> None:
         from_yaml(text, SAMPLES, source="run.yaml")
     told = str(error.value)
     assert f"run.yaml:{line}: trainer.callbacks[0].evry: " in told and "did you mean 'every'" in told
-    assert f"run.yaml:{line + 1}: trainer.callbacks[0].every: takes an int" in told
+    assert f"run.yaml:{line + 1}: trainer.callbacks[0].every: takes a whole number" in told
 
 
 def test_who_set_a_field_is_the_line_of_the_file() -> None:
@@ -121,7 +121,7 @@ def test_who_set_a_field_is_the_line_of_the_file() -> None:
         ("_target_: nemo2.llm.api.pretrain\n_partial_: true\nmodel: &a [*a]", "aliases contain each other"),
         ("? [1]\n: 2", "a key that is not a scalar"),
         ("_target_: nemo2.training.trainer.NoSuch", "this class, function or constant does not exist"),
-        ("_target_: nemo2.training.trainer.Trainer\nmax_steps: 1.5", "run.yaml:2: max_steps: takes an int"),
+        ("_target_: nemo2.training.trainer.Trainer\nmax_steps: 1.5", "run.yaml:2: max_steps: takes a whole number"),
         ("_target_: nemo2.training.trainer.Trainer\nmax_steps: {_target_: datetime.timedelta, _args_: [x]}", "timedelta"),
         ("\n".join([f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" if n else "a0: &a0 [x]" for n in range(9)]), "more than"),
         ("[" * 5000, "not YAML"),

@@ -173,14 +173,14 @@ def test_each_setting_of_a_launcher_that_nothing_reads_is_told(kind, launcher, n
         ("lepton", {"resource_shape": " "}, "LeptonExecutor.resource_shape=' ': must be set"),
         ("dgxcloud", {"project_name": None}, "DGXCloudExecutor.project_name=None: must be set"),
         ("docker", {"container_image": ""}, "DockerExecutor.container_image='': must be set"),
-        ("docker", {"volumes": [7]}, "DockerExecutor.volumes.0.=7: must be text"),
-        ("docker", {"retries": None}, "DockerExecutor.retries=None: must be a whole number"),
+        ("docker", {"volumes": [7]}, "DockerExecutor.volumes.0.=7: takes text"),
+        ("docker", {"retries": None}, "DockerExecutor.retries=None: takes a whole number"),
         ("lepton", {"launcher": "ft"}, "LeptonExecutor.launcher: .* without the address of rank 0"),
         ("lepton", {"launcher": FaultTolerance()}, "without the address of rank 0"),
         (
             "lepton",
             {"launcher": Torchrun(nsys_trace="cuda")},
-            "LeptonExecutor.launcher.nsys_trace='cuda': must be a list",
+            "LeptonExecutor.launcher.nsys_trace='cuda': takes a list",
         ),
     ],
 )
@@ -194,7 +194,7 @@ def test_what_would_fail_or_be_lost_after_the_submission_is_refused(kind, argume
     [
         ("lepton", {"shared_memory_size": 0, "nodes": -1}, "nodes=-1: .*\n.*shared_memory_size=0: .* at least 1"),
         ("skypilot", {"cpus": [4, -1]}, "cpus=.4, -1.: must be above 0"),
-        ("skypilot", {"gpus": ["A100", 3]}, "gpus.1.=3: must be text"),
+        ("skypilot", {"gpus": ["A100", 3]}, "gpus.1.=3: takes text"),
         ("docker", {"launcher": FaultTolerance(max_restarts=-1)}, "launcher.max_restarts=-1: .* at least 0"),
     ],
 )
@@ -325,13 +325,13 @@ def test_a_setting_without_effect_is_told(capsys, executor, words):
 @pytest.mark.parametrize(
     ("executor", "words"),
     [
-        (slurm(srun_args="--mpi=pmix"), "SlurmExecutor.srun_args='--mpi=pmix': must be a list"),
-        (slurm(gpus_per_node="8"), "gpus_per_node='8': must be a whole number"),
-        (slurm(setup_lines=["a"]), "setup_lines=.*must be text"),
-        (slurm(additional_parameters=["a"]), "additional_parameters=.*must be a dictionary"),
+        (slurm(srun_args="--mpi=pmix"), "SlurmExecutor.srun_args='--mpi=pmix': takes a list"),
+        (slurm(gpus_per_node="8"), "gpus_per_node='8': takes a whole number"),
+        (slurm(setup_lines=["a"]), "setup_lines=.*takes text"),
+        (slurm(additional_parameters=["a"]), "additional_parameters=.*takes a dictionary"),
         (
             nemo_run.DockerExecutor(container_image="i", volumes="/a:/b"),
-            "DockerExecutor.volumes='/a:/b': must be a list",
+            "DockerExecutor.volumes='/a:/b': takes a list",
         ),
         (nemo_run.LocalExecutor(launcher="slurm_ray"), "LocalExecutor.launcher='slurm_ray': must be 'torchrun'"),
         (nemo_run.LocalExecutor(launcher="torchrn"), "launcher='torchrn'"),

@@ -373,10 +373,10 @@ def test_an_argument_that_only_slurm_reads_is_told_elsewhere(recipe, capsys) -> 
     [
         (
             lambda: plugins.NsysPlugin(start_step=1, end_step=2, nsys_trace="cuda"),
-            "NsysPlugin.nsys_trace='cuda': must be a list",
+            "NsysPlugin.nsys_trace='cuda': takes a list",
         ),
-        (lambda: plugins.PerfEnvPlugin(enable_vboost="no"), "PerfEnvPlugin.enable_vboost='no': must be True or False"),
-        (lambda: plugins.FaultTolerancePlugin(resiliency_ext="yes"), "resiliency_ext='yes': must be True or False"),
+        (lambda: plugins.PerfEnvPlugin(enable_vboost="no"), "PerfEnvPlugin.enable_vboost='no': takes True or False"),
+        (lambda: plugins.FaultTolerancePlugin(resiliency_ext="yes"), "resiliency_ext='yes': takes True or False"),
     ],
 )
 def test_an_argument_of_a_wrong_type_is_refused(plugin, words) -> None:

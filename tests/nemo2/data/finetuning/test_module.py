@@ -306,7 +306,7 @@ def test_many_threads_give_the_same_samples(root):
         ({"dataset_kwargs": {"on_too_long": "drop"}}, "on_too_long takes .*, not 'drop'"),
         ({"dataset_kwargs": {"on_bad_line": "drop"}}, "on_bad_line takes .*, not 'drop'"),
         ({"dataset_kwargs": {"answer_only_loss": "no"}}, "answer_only_loss takes true or false, not 'no'"),
-        ({"dataset_kwargs": {"max_bad_lines": "5"}}, "max_bad_lines takes an int, not '5'"),
+        ({"dataset_kwargs": {"max_bad_lines": "5"}}, "max_bad_lines takes a whole number, not '5'"),
     ],
 )
 def test_settings_that_cannot_be_meant(root, settings, why):
