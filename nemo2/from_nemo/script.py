@@ -6,7 +6,9 @@ fields of other parts that it sets on the strategy are set where they live. Ever
 """
 
 import ast
+import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import NamedTuple, Optional
 
 from nemo2.base.errors import ConfigError
@@ -141,8 +143,14 @@ def _of_nemo_run(module: str) -> bool:
 
 
 def _has(module: str, name: str) -> bool:
+    """Whether a module of nemo2's or nemo-run's has a name. The script names nemo-run's, so their sources are only read."""
     from importlib import import_module, util
 
+    if _of_nemo_run(module) and (package := util.find_spec("nemo_run")) and package.submodule_search_locations:
+        place = Path(package.submodule_search_locations[0], *module.split(".")[1:])
+        sources = [file for file in (place.with_suffix(".py"), place / "__init__.py") if file.is_file()]
+        is_module = (place / name).is_dir() or (place / f"{name}.py").is_file()
+        return is_module or any(re.search(rf"\b{name}\b", file.read_text("utf-8")) for file in sources)
     try:
         return hasattr(import_module(module), name) or util.find_spec(f"{module}.{name}") is not None
     except ImportError as error:  # an optional package may be missing here

@@ -71,10 +71,10 @@ def test_what_needs_a_hand_is_listed_by_line_with_its_reason(tmp_path):
     file.write_text(
         "import nemo_run as run\nfrom nemo import lightning as nl\nfrom nemo.collections.llm import HyenaModel, pretrain\n"
         "f = nl.teardown\nimport nemo.core\ntry:\n    from nemo.collections.llm import T5Model\nexcept ImportError:\n    pass\n"
-        "from nemo_run.config import Config, Cfg\nrun.Partial(run.Cfg)\n"
+        "from nemo_run.config import Config, Cfg\nrun.Partial(run.Cfg)\nfrom nemo_run.__main__ import app\n"
     )
     done = CliRunner().invoke(app, ["translate", str(file), "--output", str(tmp_path / "new.py")])
-    assert done.exit_code == 1
+    assert done.exit_code == 1 and "nemo_run.__main__" not in sys.modules
     for words in (
         ":3: HyenaModel: not a decoder-only text model",
         ":4: nl.teardown: nemo2 has no teardown; internal to the strategy",
