@@ -29,10 +29,9 @@ class ClusterSettings:
     """The kind of the cluster's GPUs ("H100"), which decides variables and the check of memory. "": unknown."""
 
     def __post_init__(self) -> None:
-        from nemo2.config.value_types import misfits  # fiddle, which `nemo2 list` doesn't load
+        from nemo2.config.value_types import refuse_misfits  # fiddle, which `nemo2 list` doesn't load
 
-        for name, value, wanted in misfits(type(self), vars(self)):
-            raise ConfigError(f"{name}={value!r}: must be {wanted}.")
+        refuse_misfits(type(self), vars(self))
         for name in ("python", "runs", "gpu"):
             if not isinstance(getattr(self, name), str):
                 raise ConfigError(f"{name}={getattr(self, name)!r}: must be text.")

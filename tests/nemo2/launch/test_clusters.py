@@ -91,7 +91,7 @@ def test_a_projects_profile_wins_over_the_users():
         ("kind = 'slurm'\nruns = '~/runs'", "runs='~/runs': must be an absolute path"),
         ("kind = 'slurm'\nrequeue = 'false'", "requeue='false': takes True or False"),
         ("kind = 'slurm'\ngrace_seconds = 1.5", "grace_seconds=1.5"),
-        ("kind = 'slurm'\ngpu = 8", "gpu=8: must be text"),
+        ("kind = 'slurm'\ngpu = 8", "gpu=8: takes text"),
         ("kind = 'slurm'\nsrun_args = '--mpi=pmix'", "srun_args='--mpi=pmix': takes a list"),
         ("kind = 'slurm'\nenv = { A = true }", "env: A=True: must be text or a number"),
         ("kind = 'slurm'\nenv = { 'A B' = 'x' }", "env: 'A B' is not a valid variable name"),
