@@ -55,7 +55,7 @@ def number_problems(data: Any) -> list[str]:
     """A sentence for each number of a data module, or of its node in a recipe, that its class does not accept."""
     kind = class_of(data)
     ours = isinstance(kind, type) and issubclass(kind, MegatronDataModule)
-    problems = list(out_of_range(data, "data", kind.domains if ours else _BATCH))
+    problems = list(out_of_range(data, "data", kind.valid_numbers if ours else _BATCH))
     if getattr(kind, "__module__", "").startswith("nemo2."):  # whose annotations are exact
         absent = nones(kind, getattr(data, "__arguments__", vars(data)))
         problems += [f"data.{name}=None: takes {wanted}. Leave it out for its default." for name, wanted in absent]
@@ -118,7 +118,7 @@ class MegatronDataModule(LightningDataModule):
         "tokenizer",
     )
     """Fields that an override keeps when it replaces this data by other data that doesn't set them."""
-    domains: ClassVar[Mapping[str, Domain]] = {
+    valid_numbers: ClassVar[Mapping[str, Domain]] = {
         **_BATCH,
         "num_workers": Domain(
             "[0, inf)", "a number of processes; with 0, the training process loads the data", "whole"

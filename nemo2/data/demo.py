@@ -44,8 +44,8 @@ class StdlibDataModule(MegatronDataModule):
         DataError: on first use, if the directory is not writable or this interpreter has no sources.
     """
 
-    domains = {
-        **MegatronDataModule.domains,
+    valid_numbers = {
+        **MegatronDataModule.valid_numbers,
         "vocab_size": Domain("[257, inf)", "256 bytes plus the token at the end of a document", "whole"),
         "max_bytes": Domain("[1, inf)", "a number of bytes", "whole"),
         "seed": SHUFFLE_SEED,

@@ -44,7 +44,7 @@ class MockDataModule(MegatronDataModule):
         seed: The seed of the random tokens.
     """
 
-    domains = {**MegatronDataModule.domains, **NUM_SAMPLES}
+    valid_numbers = {**MegatronDataModule.valid_numbers, **NUM_SAMPLES}
 
     seq_length: int = 2048
     tokenizer: Optional[Tokenizer] = None

@@ -86,8 +86,8 @@ class PreTrainingDataModule(MegatronDataModule):
         DataError: at setup, if a file is missing, corrupt, made with another tokenizer, or too small for its split.
     """
 
-    domains = {
-        **MegatronDataModule.domains,
+    valid_numbers = {
+        **MegatronDataModule.valid_numbers,
         **NUM_SAMPLES,
         "num_train_samples": SOME_SAMPLES,
         "num_dataset_builder_threads": Domain("[1, inf)", "a number of threads", "whole"),

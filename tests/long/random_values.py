@@ -238,7 +238,7 @@ def _number(base: str, dice: random.Random) -> dict[str, Any]:
             (_CONFIG, recipe.model.config, domains.MODEL),
             (_OPTIM, recipe.optim.config, domains.OPTIMIZER),
             (_SCHEDULE, recipe.optim.lr_scheduler, SCHEDULE),
-            ("data.", recipe.data, class_of(recipe.data).domains),
+            ("data.", recipe.data, class_of(recipe.data).valid_numbers),
         )
         for _ in range({_CONFIG: 5, _OPTIM: 2}.get(prefix, 1))
     ]

@@ -54,8 +54,8 @@ class SampleDataModule(MegatronDataModule):
     encodes: ClassVar[Optional[type[Encoder]]] = None
     """The encoder of all records. None: a record decides by its fields."""
 
-    domains = {
-        **MegatronDataModule.domains,
+    valid_numbers = {
+        **MegatronDataModule.valid_numbers,
         "memmap_workers": Domain("[1, inf)", "a number of threads that tokenize", "whole"),
     }
 

@@ -66,8 +66,8 @@ class HFDatasetDataModule(SampleDataModule):
             remains.
     """
 
-    domains = {
-        **SampleDataModule.domains,
+    valid_numbers = {
+        **SampleDataModule.valid_numbers,
         "pad_token_id": Domain("[0, inf)", "an id of the vocabulary", "whole"),
         "pad_seq_len_divisible": Domain("[1, inf)", "a divisor", "whole"),
     }

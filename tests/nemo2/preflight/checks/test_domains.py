@@ -27,8 +27,8 @@ from nemo2.preflight.checks.rules.world import _WITHOUT_GROUPS
 
 TABLES = {
     "model": domains.MODEL, "optimizer": domains.OPTIMIZER, "schedule": lr_scheduler.SCHEDULE,
-    "data": mock.MockDataModule.domains, "files": pretraining.PreTrainingDataModule.domains,
-    "standard library": demo.StdlibDataModule.domains, "records": hf_dataset.HFDatasetDataModule.domains,
+    "data": mock.MockDataModule.valid_numbers, "files": pretraining.PreTrainingDataModule.valid_numbers,
+    "standard library": demo.StdlibDataModule.valid_numbers, "records": hf_dataset.HFDatasetDataModule.valid_numbers,
     "optimizer module": domains.OPTIMIZER_MODULE,
 }  # fmt: skip
 ROWS = [
@@ -163,7 +163,7 @@ def test_every_numeric_field_has_a_row_or_a_reason() -> None:
         for module in modules
         for parameter in inspect.signature(module.__init__).parameters.values()
         if numeric(parameter.annotation)
-        and parameter.name not in module.domains
+        and parameter.name not in module.valid_numbers
         and parameter.name not in WITHOUT_A_ROW
     ]
     assert sorted(set(missing)) == []
