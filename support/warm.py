@@ -5,6 +5,9 @@ rank that trains two steps takes a tenth of the time. No filter and no setting i
 
 import functools
 import gc
+import importlib
+import importlib.metadata
+import warnings
 
 import lightning.pytorch as pl
 import pytest  # noqa: F401 # the module of a test imports it, in every rank
@@ -14,6 +17,7 @@ import torch.distributed.fsdp
 from lightning.fabric.utilities import registry
 
 # Not `nemo2.llm.api`: a process that imports it is a rank from then on, watched and with its errors written down.
+import nemo2.checkpoint.loading
 import nemo2.checkpoint.model_checkpoint
 import nemo2.hugging_face.exporting
 import nemo2.hugging_face.importing
@@ -28,6 +32,7 @@ import nemo2.training.strategies.fsdp
 import nemo2.training.strategies.fsdp2
 import nemo2.training.strategy
 import nemo2.training.trainer
+from nemo2.base.backend import cpu, extras
 
 
 def _log_once() -> None:
@@ -53,10 +58,20 @@ def _log_once() -> None:
 
 
 torch.set_num_threads(1)
-# Each trainer asks which callbacks the installed distributions bring, and Python reads the files of all of them for it.
+# Each trainer asks which callbacks the installed distributions bring, and each first group which backends: Python reads the
+# files of all of them for it.
 registry.entry_points = functools.cache(registry.entry_points)
+importlib.metadata.entry_points = functools.cache(importlib.metadata.entry_points)
+extras.requirements("te")
 # Whoever converts weights asks every family, whose dataclasses take seconds to make.
 nemo2.models.conversion.families.families()
 _log_once()
+with warnings.catch_warnings(action="ignore"):
+    # What Megatron-Core imports when it makes an optimizer, and in the first save.
+    importlib.import_module("megatron.core.models.mimo")
+    importlib.import_module("megatron.core.dist_checkpointing.strategies.state_dict_saver")
+    for patch in cpu._patches():  # pyright: ignore[reportPrivateUsage]
+        if patch.applies_to(importlib.metadata.version("megatron-core")):
+            patch.resolve()  # imports what the backend of CPUs replaces something in; nothing is replaced
 gc.collect()
 gc.freeze()  # what is loaded stays: a rank that collects its garbage after a run doesn't look through a million objects

@@ -31,6 +31,7 @@ WARM = (
     "nemo_run.core.runners.fdl_runner",
     "nemo2.launch.rank",
     "nemo2.launch.slurm.job_result",
+    "nemo2.preflight.planner.fit",
     "ipykernel_launcher",
 )
 _PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)

@@ -37,8 +37,7 @@ def guard(cls: type, *, ready: Callable[[Any], bool], refusal: Callable[[type, s
         return
 
     def __setattr__(self: Any, name: str, value: Any) -> None:
-        unknown = name not in self.__dict__ and _means_nothing(self, name)
-        if unknown and ready(self):
+        if name not in self.__dict__ and ready(self) and _means_nothing(self, name):
             raise refusal(type(self), name)
         original(self, name, value)
 

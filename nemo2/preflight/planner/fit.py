@@ -119,21 +119,12 @@ def rehearse_ranks(recipe: Any) -> Ranks:
         return parts_of(rehearse_rank(on_gpus(recipe, Machine()), stage=stage) for stage in stages_of(recipe))
 
 
-_ELSEWHERE = """
-import json, sys
-from nemo_run.core.serialization.zlib_json import ZlibJSONSerializer
-from nemo2.preflight.planner.fit import rehearse_ranks
-ranks = rehearse_ranks(ZlibJSONSerializer().deserialize(sys.stdin.read()))
-print("\\n" + json.dumps(ranks))
-"""
-
-
 def _rehearse_elsewhere(recipe: Any) -> Ranks:
     from nemo_run.core.serialization.zlib_json import ZlibJSONSerializer
 
     environment = {name: value for name, value in os.environ.items() if name not in OF_A_RANK}
     done = subprocess.run(
-        [sys.executable, "-c", _ELSEWHERE],
+        [sys.executable, "-m", "nemo2.preflight.planner.fit"],
         input=ZlibJSONSerializer().serialize(recipe),
         env=environment | {"CUDA_VISIBLE_DEVICES": ""},
         capture_output=True,
@@ -182,3 +173,15 @@ def _estimated(recipe: Any, chip: GPU) -> tuple[Ranks, float]:
     }
     ranks = {kind: {name: round(size) for name, size in memory.parts.items()} for kind, memory in estimates.items()}
     return ranks, max(memory.used for memory in estimates.values())
+
+
+def _main() -> None:
+    """What `_rehearse_elsewhere` starts: a recipe comes in, and the bytes of its ranks go out."""
+    from nemo_run.core.serialization.zlib_json import ZlibJSONSerializer
+
+    ranks = rehearse_ranks(ZlibJSONSerializer().deserialize(sys.stdin.read()))
+    print("\n" + json.dumps(ranks))
+
+
+if __name__ == "__main__":
+    _main()

@@ -39,9 +39,6 @@ all do at other layouts."""
 DAILY = (*SPREAD, "Llama 4 Scout", "GPT-OSS", "Mamba 2", "StarCoder", "Qwen3-Next", "Ministral 3", "Hunyuan")
 """A row for each kind of layer that looks at where a sequence begins, or keeps something of it."""
 
-ONE_BY_ONE = ("Llama, dynamic scaling", "Llama 4 Scout", "Phi-3 mini and medium, 128k")
-"""Rows whose answers depend on the rows beside them in transformers: on the padding in front, or on the longest."""
-
 
 class Numbers:
     """Tokens written as numbers."""
@@ -113,30 +110,8 @@ def one_process(root: str, names: list[str]) -> dict[str, Any]:
         found[row.name] = {
             "answers": cached,
             "without": answers_without_a_cache(chunk, row, new=SOME if row.name in SPREAD else FEWER),
-            "written": written(row, released, chunk, model, folder / "exported"),
             "apart": [beside(model, *pair) for pair in zip(prompts(), cached, strict=True)],
         }
-    return found
-
-
-def written(row: Any, released: Any, chunk: Any, stand_in: Any, folder: Path) -> list[list[int]]:
-    """What transformers' own ``generate`` writes behind the prompts with the model that we export, all four at once."""
-    import transformers
-
-    parity.export(released, chunk, folder)
-    auto: Any = transformers.AutoModelForCausalLM
-    model = parity.plain(auto.from_pretrained(folder)) if row.readable else stand_in
-    how = {"do_sample": False, "eos_token_id": None, "pad_token_id": 0}
-    # Keys that it has stored are turned as they were when the sequence was shorter.
-    model.generation_config = transformers.GenerationConfig(**how, use_cache=row.name != "Llama, dynamic scaling")
-    asked = [Numbers().text_to_ids(prompt) for prompt in prompts()]
-    found = []
-    for batch in [[one] for one in asked] if row.name in ONE_BY_ONE else [asked]:
-        width = max(map(len, batch))
-        rows = torch.tensor([[-1] * (width - len(ids)) + ids for ids in batch])
-        new = min(NEW, row.fields.get("n_positions", width + NEW) - width)
-        made = model.generate(rows.clamp(min=0), attention_mask=(rows >= 0).long(), max_new_tokens=new)
-        found += made[:, width:].tolist()
     return found
 
 
@@ -208,12 +183,11 @@ def alone(run_on_ranks: Any, root: Path, names: list[str]) -> dict[str, Any]:
 def test_every_family_takes_the_tokens_that_transformers_takes_with_a_cache_and_without(
     alone: dict[str, Any], names: list[str]
 ) -> None:
+    """What transformers' own ``generate`` writes with a model of ours: conversion/test_parity.py."""
     for name in names:
         for same, apart in alone[name]["apart"]:
             assert same, name
             assert apart <= 1e-5, name
-        for theirs, (ours, _) in zip(alone[name]["written"], alone[name]["answers"], strict=True):
-            assert len(theirs) >= NEW - max(LENGTHS) and theirs == ours[: len(theirs)], name
         assert_same(alone[name]["without"], alone[name]["answers"], name)
 
 

@@ -128,6 +128,7 @@ def test_a_rehearsal_prepares_no_data(tmp_path: Path) -> None:
     assert {one.name for one in tmp_path.iterdir()} == {"rehearsed"}
 
 
+@pytest.mark.usefixtures("warm_interpreter")
 def test_a_process_that_sees_gpus_rehearses_in_another(monkeypatch: pytest.MonkeyPatch) -> None:
     small = recipe("llama3_8b", "model.config.num_layers=1")
     here = fit.rehearse_ranks(small)
