@@ -15,6 +15,7 @@ from nemo2.base.errors import CheckpointError, SecurityError
 from nemo2.base.names import did_you_mean
 from nemo2.checkpoint.directory import CONTEXT_PATH
 from nemo2.checkpoint.foreign_files import read_yaml
+from nemo2.config.value_types import misfits
 
 _log = logging.getLogger(__name__)
 MODEL_FILE = "model.yaml"
@@ -105,6 +106,8 @@ def _arguments(node: dict[str, Any], config: type) -> dict[str, Any]:
             arguments[name] = value
     if (activation := _activation(node.get("activation_func"))) is not None:
         arguments["activation_func"] = activation
+    for name, value, wanted in misfits(config, arguments):
+        raise CheckpointError(f"context/{MODEL_FILE}: config.{name}={value!r}: must be {wanted}.")
     return arguments
 
 

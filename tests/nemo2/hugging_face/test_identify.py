@@ -107,6 +107,16 @@ def test_what_a_nemo_model_computes_is_read_though_it_is_no_plain_value(tmp_path
         ("!!python/object/apply:os.mkdir [RAN]\n", CheckpointError, "is not YAML with plain data"),
         ("- 1\n", CheckpointError, "does not describe a model"),
         (MODEL_YAML.replace("LlamaModel", "BERTModel"), CheckpointError, "BERTModel, which nemo2 does not have"),
+        (
+            MODEL_YAML.replace("hidden_size: 32", "hidden_size: x"),
+            CheckpointError,
+            "hidden_size='x': must be a whole number",
+        ),
+        (
+            MODEL_YAML.replace("seq_length: 16", "layernorm_epsilon: 1e-05"),  # text in YAML, without a point
+            CheckpointError,
+            "config.layernorm_epsilon='1e-05': must be a number",
+        ),
     ],
 )
 def test_a_context_that_cannot_be_used_is_a_named_error(tmp_path, monkeypatch, content, error, words):
