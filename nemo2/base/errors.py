@@ -41,6 +41,10 @@ class ConfigError(Nemo2Error, ValueError):
         self.rules = rules
 
 
+class UnsetFieldError(ConfigError, AttributeError):
+    """A required field of a recipe is read before it is set."""
+
+
 class UnknownNameError(ConfigError, AttributeError, TypeError):
     """The configured class or function has no such name.
 

@@ -211,14 +211,18 @@ def output_file(path: Path | str) -> Path:
 
 
 def output_folder(path: Path | str) -> Path:
-    """The path of a folder to write, like `output_file`.
+    """The path of a folder to write, like `output_file`. It is written beside its place and renamed.
 
     Raises:
         ConfigError: no folder can be written there.
     """
     target = Path(path).expanduser()
+    if target.is_symlink() and not target.exists():
+        raise ConfigError(f"{path} is a link to {os.readlink(target)}, which doesn't exist. Use another path.")
     if target.exists() and not target.is_dir():
         raise ConfigError(f"{path} is a file: name a directory to write.")
+    if target.exists():
+        _writable(target.absolute().parent)
     return _writable(target)
 
 

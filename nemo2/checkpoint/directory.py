@@ -358,9 +358,9 @@ def leftovers(directory: Path) -> list[Path]:
     ]
 
 
-def name_of(unfinished: Path) -> Path:
-    """The checkpoint that is written under a `temporary_name`."""
-    return unfinished.with_name(unfinished.name.removeprefix(_TEMPORARY).partition("-")[2])
+def name_of(left: Path) -> Path:
+    """The folder that is written under a `temporary_name`, or to which one of the `leftovers` belonged."""
+    return left.with_name(left.name.split("-", 2)[-1])
 
 
 def finished(directory: Path) -> list[tuple[Path, Manifest]]:
@@ -439,7 +439,7 @@ def _orphaned(path: Path) -> bool:
     """Whether this checkpoint was moved aside for another that was then never renamed into its place."""
     if not path.name.startswith(_REPLACED):
         return False
-    return not path.with_name(path.name.removeprefix(_REPLACED).partition("-")[2]).exists()
+    return not name_of(path).exists()
 
 
 def _entries(directory: Path) -> Iterator[Path]:

@@ -19,6 +19,12 @@ MOST_VALUES = 200_000
 MOST_DEPTH = 100
 """The limits. NeMo's largest ``model.yaml`` has some thousand values at a depth of ten."""
 
+NEMO_STATE = (
+    "{path} is a checkpoint of NeMo 2.0, and nemo2 reads its weights, not its optimizer state. Start a new run from the "
+    "weights: resume.restore_config.path={path}, with load_optim_state=False and without resume.resume_from_path."
+)
+"""The error of a run that would read more than the weights of a NeMo 2.0 checkpoint, with ``path``."""
+
 
 def read_json(path: Path, *, at_most: int = MOST_BYTES) -> Any:
     """The value of a JSON file.
@@ -77,6 +83,11 @@ def nemo_adapters(checkpoint: Path) -> Optional[str]:
         f"llm.peft.merge_lora({str(checkpoint)!r}, OUTPUT) and use OUTPUT, or export them with "
         "llm.export_ckpt(..., target='hf-peft') and run `nemo2 import` on the result."
     )
+
+
+def is_nemo(checkpoint: Path) -> bool:
+    """Whether NeMo 2.0 wrote the checkpoint, judging by its ``context/``."""
+    return any((checkpoint / "context" / name).is_file() for name in ("io.json", "model.yaml"))
 
 
 def refuse_links(checkpoint: Path) -> None:

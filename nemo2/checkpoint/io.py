@@ -5,6 +5,7 @@ Megatron-Core decides which rank writes which part and how parts are resharded o
 a checkpoint, when it counts as saved, and which files accompany it.
 """
 
+import contextlib
 import copy
 import functools
 import inspect
@@ -35,7 +36,7 @@ from nemo2.checkpoint.directory import (
     write_manifest,
 )
 from nemo2.checkpoint.failures import reason_of, reason_of_any
-from nemo2.checkpoint.leftovers import publish_if_written, record_of, refuse_missing_shards
+from nemo2.checkpoint.leftovers import delete_dead, locked, publish_if_written, record_of, refuse_missing_shards
 from nemo2.checkpoint.writing import WatchedSaveStrategy, planning, with_reason
 from nemo2.config.capture import configurable
 from nemo2.config.notices import warn_without_effect
@@ -118,7 +119,7 @@ class MegatronCheckpointIO(CheckpointIO):
             path: The directory, which exists once the save is done.
             storage_options: ``manifest`` (`Manifest`, required); ``content_metadata`` for Megatron-Core;
                 ``write_context``, a function of a directory that rank 0 calls before the checkpoint is published;
-                ``published``, a function that every rank calls afterwards.
+                ``published``, a function that every rank calls afterwards; ``overwrite``, see `publish`.
 
         Raises:
             CheckpointError: the write failed on some rank. The files under the temporary name are deleted, and earlier
@@ -129,8 +130,15 @@ class MegatronCheckpointIO(CheckpointIO):
         target, attempt = ranks.broadcast((Path(path), uuid.uuid4().hex[:8]))
         temporary = temporary_name(target, attempt)
         files: Optional[list[tuple[Image, str]]] = None
+        lock = contextlib.ExitStack()
+
+        @saving_to(target)
+        def create() -> None:
+            delete_dead(target)
+            (temporary / WEIGHTS_PATH).mkdir(parents=True)
+            lock.enter_context(locked(temporary))
+
         try:
-            create = saving_to(target)(functools.partial((temporary / WEIGHTS_PATH).mkdir, parents=True))
             ranks.on_rank_zero(create, error=CheckpointError)
             request, writing = self._plan(checkpoint, temporary / WEIGHTS_PATH, options.get("content_metadata"))
             if not self.async_save:
@@ -141,20 +149,22 @@ class MegatronCheckpointIO(CheckpointIO):
                 for finalize in request.finalize_fns:
                     finalize()
             self._describe(temporary, target, options)
-        except (Exception, CheckpointException) as error:
+        except BaseException as error:  # Ctrl-C too
             for image, _ in files or ():
                 image.give_back(keep=0)
             reason = reason_of_any(error)
             if ranks.is_rank_zero():
                 shutil.rmtree(temporary, ignore_errors=True)
-            if isinstance(error, CheckpointError):
+            lock.close()
+            if isinstance(error, CheckpointError) or not isinstance(error, Exception | CheckpointException):
                 raise
             raise SaveFailed(
                 f"Saving {target} failed: {reason}{_room(target)}. The incomplete checkpoint was deleted, "
                 "and earlier checkpoints are unchanged."
             ) from error
         if files is None:
-            self._finish(temporary, target, options, writing.hashes, None)
+            with lock:
+                self._finish(temporary, target, options, writing.hashes, None)
             return
         write = BackgroundWrite(target.name, files, self.save_timeout_seconds, str(record_of(temporary, ranks.rank())))
 
@@ -163,7 +173,8 @@ class MegatronCheckpointIO(CheckpointIO):
             error = write.error
             if error is not None:
                 error = with_reason(error, [path for _, path in write.files]) + _room(target)
-            self._finish(temporary, target, options, hashes, error)
+            with lock:
+                self._finish(temporary, target, options, hashes, error)
 
         self._saves.add(write, publish_written, functools.partial(publish_if_written, temporary, target))
 
@@ -231,7 +242,8 @@ class MegatronCheckpointIO(CheckpointIO):
             _prove(temporary, written)
             manifest = read_manifest(temporary)
             assert manifest is not None
-            publish(temporary, target, manifest, {name: one[1] for part in written for name, one in part.items()})
+            hashes = {name: one[1] for part in written for name, one in part.items()}
+            publish(temporary, target, manifest, hashes, overwrite=options.get("overwrite", False))
 
         _on_rank_zero(publish_proven, target)
         if options.get("published") is not None:

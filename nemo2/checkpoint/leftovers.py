@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a killed run leaves in its directory of checkpoints: saves that everybody had written are published, and the rest is
-deleted."""
+"""What killed processes leave. In a run's directory of checkpoints, saves that everybody had written are published, and the
+rest is deleted. Beside another folder, the next process that writes it deletes what is left (`delete_dead`)."""
 
+import contextlib
+import fcntl
 import logging
-from collections.abc import Collection
+import os
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from nemo2.base.errors import CheckpointError, Nemo2Error
@@ -57,6 +60,32 @@ def publish_written(directory: Path) -> list[Path]:
         return _publish_all(saves)
     finally:
         lock.release()
+
+
+def delete_dead(target: Path) -> None:
+    """Delete what killed writers of ``target`` have left beside it. A living writer holds a lock (`locked`)."""
+    for left in leftovers(target.parent):
+        if name_of(left).name == target.name:
+            with contextlib.suppress(OSError), locked(left) as dead:
+                if dead:
+                    delete(left)
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[bool]:
+    """Lock a folder, until this process ends at the latest. False: another process holds the lock, or the file system has
+    none."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            yield False
+        else:
+            yield True
+            fcntl.flock(descriptor, fcntl.LOCK_UN)  # processes that this one has forked have the descriptor too
+    finally:
+        os.close(descriptor)
 
 
 def _saves(directory: Path) -> list[Path]:

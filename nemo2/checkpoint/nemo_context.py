@@ -7,6 +7,7 @@ the arguments beside it. Only ``model.yaml`` is read, as plain data. Among its n
 which are looked up by their last part among nemo2's.
 """
 
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,9 @@ from nemo2.base.errors import CheckpointError, SecurityError
 from nemo2.base.names import did_you_mean
 from nemo2.checkpoint.directory import CONTEXT_PATH
 from nemo2.checkpoint.foreign_files import read_yaml
+from nemo2.config.value_types import misfits
 
+_log = logging.getLogger(__name__)
 MODEL_FILE = "model.yaml"
 _PREFIX = "nemo.collections.llm."
 _PLAIN = (bool, int, float, str, type(None))
@@ -87,14 +90,44 @@ def _ours(node: Any) -> type:
 
 
 def _arguments(node: dict[str, Any], config: type) -> dict[str, Any]:
-    """The plain values that nemo2's class accepts, without those that describe how NeMo ran the model."""
+    """The values that nemo2's class accepts, without those that describe how NeMo ran the model: plain ones, lists of them, and
+    the activation function. Other functions are nemo2's own."""
     from dataclasses import fields
 
     from nemo2.checkpoint.context import MANAGED
 
-    names = {item.name for item in fields(config)}  # pyright: ignore[reportArgumentType]  (config classes are dataclasses)
-    return {
-        name: value
-        for name, value in node.items()
-        if name in names - MANAGED and isinstance(value, _PLAIN) and value is not None
-    }
+    names = {item.name: item.type for item in fields(config)}  # pyright: ignore[reportArgumentType]  (config classes are dataclasses)
+    arguments = {}
+    for name in sorted(node.keys() & names.keys() - MANAGED):
+        value = node[name]
+        if isinstance(value, list) and all(isinstance(one, _PLAIN) for one in value):
+            arguments[name] = tuple(value) if "tuple" in str(names[name]).lower() else value
+        elif isinstance(value, _PLAIN) and value is not None:
+            arguments[name] = value
+    if (activation := _activation(node.get("activation_func"))) is not None:
+        arguments["activation_func"] = activation
+    for name, value, wanted in misfits(config, arguments):
+        raise CheckpointError(f"context/{MODEL_FILE}: config.{name}={value!r}: must be {wanted}.")
+    return arguments
+
+
+def _activation(node: Any) -> Any:
+    """The activation function of this name. None: none is named, or the class's own is used, with a warning."""
+    from megatron.core.activations import squared_relu
+    from megatron.core.fusions.fused_bias_geglu import quick_gelu
+    from megatron.core.transformer.utils import openai_gelu
+    from torch.nn import functional
+
+    known = (functional.silu, functional.gelu, functional.relu, openai_gelu, quick_gelu, squared_relu)
+    target = node.get("_target_") if isinstance(node, dict) else None
+    if not isinstance(target, str):
+        return None
+    function = {one.__name__: one for one in known}.get(target.rpartition(".")[2])
+    if function is None:
+        _log.warning(
+            "context/%s: config.activation_func=%s: nemo2 does not know this function, so the model has its class's own. Name "
+            "a recipe of the model to set another.",
+            MODEL_FILE,
+            target,
+        )
+    return function

@@ -27,6 +27,7 @@ from torch import Tensor
 
 from nemo2.base import ranks
 from nemo2.base.errors import CheckpointError
+from nemo2.checkpoint.foreign_files import NEMO_STATE, is_nemo
 
 if TYPE_CHECKING:
     from nemo2.checkpoint.pieces import Piece
@@ -170,11 +171,8 @@ def refuse_nemo(saved: Any, path: Path) -> None:
     Raises:
         CheckpointError: the state is NeMo 2.0's. The message says how to start from the weights alone.
     """
-    if isinstance(saved, list):
-        raise CheckpointError(
-            f"{path} is a checkpoint of NeMo 2.0, and nemo2 reads its weights, not its optimizer state. Start a new run from the "
-            f"weights: resume.restore_config.path={path}, with load_optim_state=False and without resume.resume_from_path."
-        )
+    if isinstance(saved, list) or is_nemo(path):
+        raise CheckpointError(NEMO_STATE.format(path=path))
 
 
 def step_of(saved: Any) -> Any:

@@ -47,6 +47,7 @@ from nemo2.cli.streams import (
 )
 from nemo2.cli.train import finetune, pretrain
 from nemo2.cli.translate import translate
+from nemo2.launch.signals import own_signals, raise_on_signals
 from nemo2.training.run_dir.environment import redact_arguments, redact_text
 from nemo2.training.run_dir.faults import words_of
 from nemo2.training.run_dir.waiting import waiting_line
@@ -171,7 +172,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
             words = candidates(typer.main.get_command(app), arguments[1:])
             print("\n".join(words), end="\n" if words else "")
             return 0
-        with for_the_command_line(redact_arguments(arguments)), waiting_line("nemo2: loading torch and Megatron-Core"):
+        with (
+            own_signals(),
+            for_the_command_line(redact_arguments(arguments)),
+            waiting_line("nemo2: loading torch and Megatron-Core"),
+        ):
+            raise_on_signals()  # a command that is ended deletes what it has half written
             code = _code_of(lambda: app(arguments, prog_name="nemo2"))
         sys.stdout.flush()  # A write error surfaces here. At the end of the interpreter it would print a traceback.
         return code

@@ -3,7 +3,6 @@
 
 import contextlib
 import shlex
-import tempfile
 from pathlib import Path
 from typing import Annotated, Any, Literal, Optional
 
@@ -93,7 +92,7 @@ def export_weights(
     from nemo2.hugging_face.api import export_ckpt
     from nemo2.hugging_face.checkpoint import Checkpoint as Opened
     from nemo2.hugging_face.output_folders import check_target
-    from nemo2.llm.peft import merge_lora
+    from nemo2.llm.peft import merge_lora, merged_for_export
 
     if to == "checkpoint":
         refuse_all_but("checkpoint", "output", "merge", "to", "overwrite", "as_json", why="with --to checkpoint")
@@ -105,12 +104,10 @@ def export_weights(
     with contextlib.ExitStack() as stack:
         if merge:
             opened = Opened.open(folder)
-            check_target(output, overwrite=overwrite, reads=[opened.path, opened.base])
+            final = check_target(output, overwrite=overwrite, reads=[opened.path, opened.base])
             # The merged weights have the dtype of the run, which is fp32 on CPUs.
             target_dtype = target_dtype or opened.dtype
-            output.parent.mkdir(parents=True, exist_ok=True)
-            beside = stack.enter_context(tempfile.TemporaryDirectory(dir=output.parent, prefix=f".{output.name}."))
-            folder = merge_lora(str(folder), Path(beside) / "merged")
+            folder = stack.enter_context(merged_for_export(folder, final))
         target = export_ckpt(folder, "hf", output, overwrite=overwrite, model=_model(recipe), dtype=target_dtype)
     return Result({"path": str(target)}, str(target))
 

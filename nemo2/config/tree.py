@@ -28,7 +28,7 @@ import nemo_run as run
 from fiddle._src import building, casting, history, signatures
 from fiddle._src.experimental import serialization
 
-from nemo2.base.errors import ConfigError, UnknownNameError
+from nemo2.base.errors import ConfigError, UnknownNameError, UnsetFieldError
 from nemo2.config import live, wire
 from nemo2.config.aliases import NOT_HERE, aliases_of, decided_elsewhere, text_form
 from nemo2.config.capture import edited_arguments, is_configurable, made_at, real_names, unknown_name
@@ -491,7 +491,9 @@ def _default_factories(target: Any) -> dict[str, Callable[[], Any]]:
 def _unreadable(node: Any, name: str) -> AttributeError:
     target = _target_name(node)
     if name in node.__signature_info__.valid_param_names:
-        return AttributeError(f"{name!r} of {target} is required but not set yet. Set it, as in `config.{name} = ...`.")
+        return UnsetFieldError(
+            f"{name!r} of {target} is required but not set yet. Set it, as in `config.{name} = ...`."
+        )
     if hasattr(node.__fn_or_cls__, name):
         return AttributeError(
             f"{name!r} is an attribute of the class {target}, but this object is a config of the class. Build the "

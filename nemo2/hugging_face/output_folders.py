@@ -1,17 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Folders that conversions write: imported, merged and pruned checkpoints, exports and adapters."""
 
-import fcntl
-import glob
-import os
 import shutil
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 from nemo2.base.errors import CheckpointError
 from nemo2.base.files import output_folder, refuse_existing
 from nemo2.checkpoint.directory import MANIFEST, WEIGHTS_PATH, temporary_name
+from nemo2.checkpoint.leftovers import delete_dead, locked
 from nemo2.checkpoint.paths import HUGGING_FACE, checkpoints_of_runs
 from nemo2.hugging_face.adapter_rows import ADAPTER_CONFIG
 from nemo2.hugging_face.safetensors_files import CONFIG
@@ -64,33 +62,13 @@ def new_folder(target: Path, num_bytes: int, *, overwrite: bool, reads: Sequence
     temporary = temporary_name(target)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        # Eight digits: any text would match those of a target whose name ends alike.
-        for left in target.parent.glob(temporary_name(Path(glob.escape(target.name)), "[0-9a-f]" * 8).name):
-            with suppress(OSError), _locked(left) as dead:
-                if dead:
-                    shutil.rmtree(left, ignore_errors=True)
+        delete_dead(target)
         refuse_full_disk(target, num_bytes)
         temporary.mkdir()
-        with _locked(temporary):
+        with locked(temporary):
             yield temporary
     except (OSError, EOFError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise CheckpointError(f"{target} can't be written: {reason}. The incomplete folder was deleted.") from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-
-
-@contextmanager
-def _locked(folder: Path) -> Iterator[bool]:
-    """Lock a folder, until this process ends at the latest. False: another process holds the lock, or the file system has
-    none."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            yield False
-        else:
-            yield True
-    finally:
-        os.close(descriptor)

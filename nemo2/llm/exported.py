@@ -7,7 +7,6 @@ rewritten checkpoint therefore gets a new folder, and a checkpoint that was move
 
 import os
 import shlex
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Optional, get_args
@@ -15,7 +14,6 @@ from typing import Any, Literal, Optional, get_args
 import torch
 
 from nemo2.base.errors import ConfigError
-from nemo2.checkpoint.directory import temporary_name
 from nemo2.config.dtypes import ShortDtype, named_dtype
 from nemo2.data.home import nemo_home
 from nemo2.hugging_face.checkpoint import Checkpoint
@@ -72,7 +70,7 @@ class Form:
     def _make(self) -> None:
         from nemo2.hugging_face.adapters import export_adapter
         from nemo2.hugging_face.api import export_ckpt
-        from nemo2.llm.peft import merge_lora
+        from nemo2.llm.peft import merged_for_export
 
         dtype = DTYPES[self.dtype]
         if self.kind == "adapters":
@@ -80,13 +78,8 @@ class Form:
         elif self.kind == "model":
             export_ckpt(self.checkpoint, "hf", self.folder, dtype=dtype)
         else:
-            # The merged checkpoint, which exists only during the export. The export deletes what has the temporary name of
-            # its own target.
-            between = temporary_name(self.folder.with_name(f"{self.folder.name}-merged"))
-            try:
-                export_ckpt(merge_lora(self.checkpoint, between), "hf", self.folder, dtype=dtype)
-            finally:
-                shutil.rmtree(between, ignore_errors=True)
+            with merged_for_export(self.checkpoint, self.folder) as merged:
+                export_ckpt(merged, "hf", self.folder, dtype=dtype)
 
 
 def exports_cache() -> Path:

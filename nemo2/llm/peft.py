@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """PEFT methods under NeMo's name ``llm.peft``, and functions that merge and export trained adapters."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Optional, Union
 
@@ -87,8 +89,17 @@ def merge_lora(
         for core in parallel.unwrapped:
             merge(core)
         model.model_transform = None
-        trainer.save_checkpoint(target, weights_only=True)
+        trainer.save_checkpoint(target, weights_only=True, storage_options={"overwrite": overwrite})
     return target
+
+
+@contextmanager
+def merged_for_export(checkpoint: Union[str, Path], target: Path) -> Iterator[Path]:
+    """The merged checkpoint of `merge_lora` beside ``target``, the export that is made of it. It is deleted afterwards."""
+    from nemo2.hugging_face.output_folders import new_folder
+
+    with new_folder(target.with_name(f".{target.name}-merged"), 0, overwrite=False, reads=[]) as folder:
+        yield merge_lora(checkpoint, folder / target.name)
 
 
 @check_arguments

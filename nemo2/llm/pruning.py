@@ -125,7 +125,7 @@ def prune(
     trainer = trainer_for(**sizes.stages(pp_size))
     with set_up(trainer, small), torch.no_grad():
         _hand_over(weights, dict(named_parameters(trainer)))
-        trainer.save_checkpoint(target, weights_only=True)
+        trainer.save_checkpoint(target, weights_only=True, storage_options={"overwrite": overwrite})
     return target
 
 

@@ -8,6 +8,7 @@ from typing import Any, Optional
 from nemo2.base.errors import CheckpointError
 from nemo2.checkpoint.auto_resume import newest_to_resume, refuse_weights_only
 from nemo2.checkpoint.changes import unfit_changes, unfit_message, warn_if_trained_otherwise
+from nemo2.checkpoint.foreign_files import NEMO_STATE, is_nemo
 from nemo2.checkpoint.paths import checkpoint_at, checkpoint_folders
 from nemo2.config.walk import node_at
 from nemo2.preflight.checks.facts import Facts, trains
@@ -58,13 +59,18 @@ def lacks_a_checkpoint(recipe: Any) -> bool:
 
 
 def weights_alone(recipe: Any) -> Iterator[str]:
-    """A message if training would resume from a named checkpoint without the optimizer's state."""
-    named = node_at(recipe, "resume.resume_from_path")
-    if named and trains(recipe):
+    """A message if training would resume from a named checkpoint without the optimizer's state, or load that of NeMo 2.0."""
+    if not trains(recipe):
+        return
+    if named := node_at(recipe, "resume.resume_from_path"):
         try:
             refuse_weights_only(checkpoint_at(str(named)))
         except CheckpointError as error:
             yield f"resume.resume_from_path={named}: {error}"
+    begun = node_at(recipe, "resume.restore_config.load_optim_state") and node_at(recipe, "resume.restore_config.path")
+    for field, path in {"resume_from_path": named, "restore_config.path": begun}.items():
+        if path and is_nemo(place := checkpoint_at(str(path))):
+            yield f"resume.{field}={path}: {NEMO_STATE.format(path=place)}"
 
 
 def weights_of_another_shape(facts: Facts, field: str, path: str) -> Iterator[str]:

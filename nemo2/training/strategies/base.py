@@ -686,7 +686,8 @@ class BaseStrategy(DDPStrategy):
         """Save Lightning's ``checkpoint`` with this rank's part of the model and the optimizer. Every rank must call
         it.
 
-        ``storage_options``: ``published``, ``metrics`` and ``with_context``, see `ModelCheckpoint.save`.
+        ``storage_options``: ``published``, ``metrics`` and ``with_context``, see `ModelCheckpoint.save`; ``overwrite``, see
+        `nemo2.checkpoint.directory.publish`.
         """
         self._refuse_nonfinite(self.form.parameters(), filepath)
         with_optimizer = "optimizer_states" in checkpoint
@@ -742,6 +743,7 @@ class BaseStrategy(DDPStrategy):
                 (lambda path: write_context(path, self.trainer, release=self._release())) if with_context else None
             ),
             "published": options.get("published"),
+            "overwrite": options.get("overwrite", False),
             **self.form.storage_options(),
         }
 

@@ -26,7 +26,7 @@ from nemo2.checkpoint.directory import (
     temporary_name,
     write_manifest,
 )
-from nemo2.checkpoint.leftovers import clean_up, publish_if_written, publish_written
+from nemo2.checkpoint.leftovers import clean_up, locked, publish_if_written, publish_written
 from support import small_runs
 from support.ranks import RankFailed
 from tests.nemo2.checkpoint.test_directory import calls_of, killed_at
@@ -177,3 +177,41 @@ def test_a_kill_at_any_point_of_the_publication_is_made_up_for(tmp_path):
         [(path, _)] = finished(folder)
         assert [path.name for path in folder.iterdir()] == ["step=1"] and not problems(path) and not changed(path)
         assert not list(path.glob(".*")), f"killed before change {call}"
+
+
+def save_one(target: str, *interruptions: Any) -> None:
+    """Save a model, outside of a run's directory, once with each interruption and then wholly."""
+    from nemo2.checkpoint import io
+
+    def saves(trainer: Any) -> None:
+        for interrupt in interruptions:
+            with mock.patch.object(io, "write_manifest", interrupt), pytest.raises(KeyboardInterrupt):
+                trainer.save_checkpoint(target, weights_only=True)
+            assert not list(Path(target).parent.iterdir())
+        trainer.save_checkpoint(target, weights_only=True)
+
+    small_runs.fit(small_runs.build_llama(), max_steps=1, inspect=saves)
+
+
+def interrupt(*_: Any) -> None:
+    raise KeyboardInterrupt
+
+
+def die(*_: Any) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_save_beside_no_run_leaves_nothing_for_good_however_it_was_ended(run_on_ranks, tmp_path):
+    target, other = tmp_path / "merged", temporary_name(tmp_path / "un-merged")
+    with pytest.raises(RankFailed, match=r"-9|SIGKILL"):
+        run_on_ranks(save_one, 1, str(target), interrupt, die)
+    assert [path.name.startswith(".unfinished-") for path in tmp_path.iterdir()] == [True]
+    living = temporary_name(target)
+    for path in (living, other):
+        path.mkdir()
+    (tmp_path / ".replaced-0-merged").mkdir()
+    with locked(living):
+        run_on_ranks(save_one, 1, str(target))
+        assert living.is_dir() and len(list(tmp_path.glob(".replaced-*"))) == 1, "it was replaced by nothing yet"
+    run_on_ranks(save_one, 1, str(target))
+    assert {path.name for path in tmp_path.iterdir()} == {"merged", other.name}

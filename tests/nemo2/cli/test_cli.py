@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The commands: what they print, how they end, and what they hand to the launcher. What they refuse: `test_refusals`."""
 
+import os
 import re
 import shlex
+import signal
 import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -17,6 +19,7 @@ from nemo2.cli.adapter import described
 from nemo2.cli.app import VERBS
 from nemo2.cli.recipe_list import layout_text, matches
 from nemo2.config import from_json, to_json
+from nemo2.hugging_face.output_folders import new_folder
 from nemo2.launch import RunResult
 from nemo2.llm.api import validate
 from nemo2.mcore.parallel.layout import Layout
@@ -245,3 +248,16 @@ def test_an_interrupt_while_the_commands_are_imported_ends_without_a_traceback(m
 
     monkeypatch.setitem(sys.modules, "nemo2.cli.app", Slow("nemo2.cli.app"))
     assert nemo2.cli.main([]) == 130
+
+
+def test_a_command_that_is_ended_deletes_what_it_has_half_written(monkeypatch, tmp_path):
+    def command(*_, **__):
+        with new_folder(tmp_path / "out", 0, overwrite=False, reads=[]):
+            assert list(tmp_path.iterdir())
+            os.kill(os.getpid(), signal.SIGTERM)
+            signal.pause()
+
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr("nemo2.cli.app.app", command)
+    assert nemo2.cli.main(["export"]) == 143
+    assert not list(tmp_path.iterdir()) and signal.getsignal(signal.SIGTERM) == before

@@ -10,7 +10,7 @@ import nemo_run as run
 import pytest
 from fiddle import diffing
 
-from nemo2.base.errors import ConfigError, UnknownNameError
+from nemo2.base.errors import ConfigError, UnknownNameError, UnsetFieldError
 from nemo2.config import Config, Partial, select, who_set
 from nemo2.config.located import recorded_at
 from support.config_samples import (
@@ -103,7 +103,7 @@ class WithMethod:
             AttributeError,
             "'strategy' of train stands for 'trainer.strategy', but 'trainer' is not set",
         ),
-        (lambda r: Config(Trainer).strategy, AttributeError, "'strategy' of Trainer is required but not set yet"),
+        (lambda r: Config(Trainer).strategy, UnsetFieldError, "'strategy' of Trainer is required but not set yet"),
         (lambda r: Config(WithMethod).fit(), AttributeError, "Build the object first"),
         (lambda r: Config(Strategy, ddp="megatron", ddp_config="megatron"), ConfigError, "both 'ddp' and 'ddp_config'"),
     ],

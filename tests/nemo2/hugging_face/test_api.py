@@ -127,12 +127,12 @@ def test_an_export_stands_beside_its_checkpoint_and_is_replaced_only_where_it_is
 
 def test_an_import_deletes_what_a_killed_one_of_the_same_target_left(released: Path, tmp_path: Path) -> None:
     from nemo2.checkpoint.directory import temporary_name
-    from nemo2.hugging_face.output_folders import _locked
+    from nemo2.checkpoint.leftovers import locked
 
     left, written, other = (temporary_name(tmp_path / name) for name in ("x", "x", "other-x"))
     for folder in (left, written, other):
         folder.mkdir()
-    with _locked(written):
+    with locked(written):
         llm.import_ckpt(source=released, output_path=tmp_path / "x")
     assert {path.name for path in tmp_path.iterdir()} == {"x", written.name, other.name}
 

@@ -76,6 +76,23 @@ def test_a_nemo_model_is_rebuilt_from_plain_values_and_runs_no_name_of_the_file(
     assert model.config.tensor_model_parallel_size == 1, "how NeMo cut it is no part of the model"
 
 
+def test_what_a_nemo_model_computes_is_read_though_it_is_no_plain_value(tmp_path, caplog):
+    function = "  activation_func:\n    _target_: {}\n    _call_: false\n  window_size: [3, 0]\n  vocab_size: 64"
+    for number, (name, wanted) in enumerate(
+        {
+            "torch._C._nn.gelu": "gelu",
+            "nemo.collections.llm.fn.quick_gelu": "quick_gelu",
+            "mine.own": "silu",
+        }.items()
+    ):
+        text = MODEL_YAML.replace("  vocab_size: 64", function.format(name))
+        config = load_nemo_model(nemo(tmp_path / str(number), text)).config
+        assert config.activation_func.__name__ == wanted and config.window_size == (3, 0)
+        assert ("config.activation_func=mine.own: nemo2 does not know this function" in caplog.text) == (
+            wanted == "silu"
+        )
+
+
 @pytest.mark.parametrize(
     ("content", "error", "words"),
     [
@@ -90,6 +107,16 @@ def test_a_nemo_model_is_rebuilt_from_plain_values_and_runs_no_name_of_the_file(
         ("!!python/object/apply:os.mkdir [RAN]\n", CheckpointError, "is not YAML with plain data"),
         ("- 1\n", CheckpointError, "does not describe a model"),
         (MODEL_YAML.replace("LlamaModel", "BERTModel"), CheckpointError, "BERTModel, which nemo2 does not have"),
+        (
+            MODEL_YAML.replace("hidden_size: 32", "hidden_size: x"),
+            CheckpointError,
+            "hidden_size='x': must be a whole number",
+        ),
+        (
+            MODEL_YAML.replace("seq_length: 16", "layernorm_epsilon: 1e-05"),  # text in YAML, without a point
+            CheckpointError,
+            "config.layernorm_epsilon='1e-05': must be a number",
+        ),
     ],
 )
 def test_a_context_that_cannot_be_used_is_a_named_error(tmp_path, monkeypatch, content, error, words):

@@ -71,7 +71,10 @@ def one_process(directory: str) -> dict[str, Any]:
             "part_of": manifest.part_of,
         }
         small_runs.release()
-        merged = peft.merge_lora(found[kind]["place"], f"{directory}/{kind} merged")
+        (exported := Path(directory, f"{kind} merged")).mkdir()
+        (exported / "config.json").touch()
+        merged = peft.merge_lora(found[kind]["place"], exported, overwrite=True)
+        found[kind]["hidden"] = [str(path) for path in Path(directory).glob(".*")]
         found[kind]["refused"] = [
             refusal(found[kind]["place"], str(merged)),  # there is something already
             refusal(str(merged), f"{directory}/{kind} twice"),
@@ -111,6 +114,7 @@ def test_checkpoints_hold_what_is_trained_name_the_base_and_say_the_same_merged_
     assert runs[kind]["part_of"] == str(base)
     assert_same(found["adapter"], found["merged"])
     assert found["adapter"][0] != found["base"][0]
+    assert runs[kind]["hidden"] == [], "what was replaced is deleted"
     there, twice = runs[kind]["refused"]
     assert "exists: use" in there
     assert "does not come from a PEFT run" in twice

@@ -10,6 +10,7 @@ import pytest
 from lightning.pytorch.callbacks import EarlyStopping
 
 from nemo2 import llm, recipes
+from nemo2.checkpoint.auto_resume import RestoreConfig
 from nemo2.checkpoint.context import write_parts
 from nemo2.checkpoint.directory import Manifest, write_manifest
 from nemo2.config import Config
@@ -19,7 +20,9 @@ from nemo2.data.finetuning.packing import PackedSequenceSpecs
 from nemo2.data.prepare import prepare_data
 from nemo2.data.pretraining import PreTrainingDataModule
 from nemo2.data.tokenizer import AutoTokenizer, BPETokenizer, ByteTokenizer, NullTokenizer
+from nemo2.preflight.checks.earlier import weights_alone
 from nemo2.preflight.checks.find import find
+from support.foreign_checkpoints import nemo
 from support.small_chats import make_tokenizer, say, write_lines
 
 SIZES: dict[str, Any] = {"seq_length": 128, "micro_batch_size": 8, "global_batch_size": 16}
@@ -242,3 +245,16 @@ def test_a_named_checkpoint_to_resume_has_an_optimizer_state(tmp_path: Path, nam
     recipe: Any = recipes.get("llama_tiny").pretrain_recipe(dir=str(tmp_path / "runs"))
     recipe.resume.resume_from_path = str(checkpoint if named == "checkpoint" else tmp_path)
     assert ("checkpoint-to-resume-exists" in rules_of(recipe)) == weights_only
+
+
+def test_of_a_checkpoint_of_nemo_only_the_weights_are_read(tmp_path: Path) -> None:
+    path = nemo(tmp_path / "nemo--step=3")
+    recipe: Any = recipes.get("llama_tiny").pretrain_recipe(dir=str(tmp_path / "runs"))
+    recipe.resume.restore_config = Config(RestoreConfig, path=str(path), load_model_state=True)
+    assert not list(weights_alone(recipe))
+    recipe.resume.restore_config.load_optim_state = True
+    assert ["nemo2 reads its weights, not its optimizer state" in problem for problem in weights_alone(recipe)] == [
+        True
+    ]
+    recipe.resume.restore_config, recipe.resume.resume_from_path = None, str(path)
+    assert "checkpoint-to-resume-exists" in rules_of(recipe)
