@@ -34,6 +34,8 @@ def run_python(code: str, cwd: Path) -> str:
             "import nemo2.training.run_dir.progress_line, nemo2.training.run_dir.records, nemo2.training.run_dir.report",
             HEAVY,
         ),
+        ("from nemo2.cli import main; main(['check', 'llama_tiny', '--gpus', 'H1000'])", HEAVY),
+        ("from nemo2.cli import main; main(['pretrain', 'llama_tiny', '--from', 'no_such_run'])", HEAVY),
         ("from nemo2.cli import script", ("nemo2.cli.",)),  # every rank of a launch imports it
     ],
 )
@@ -42,6 +44,36 @@ def test_front_doors_commands_and_reports_import_nothing_heavy(code, unloaded, t
         f"import sys\n{code}\nprint(*(m for m in sys.modules if m.startswith({unloaded!r})))", tmp_path
     )
     assert printed.split("\n")[-2] == ""
+
+
+RANK = """\
+import sys
+import fiddle as fdl
+from nemo_run.core.serialization.zlib_json import ZlibJSONSerializer
+fdl.build(ZlibJSONSerializer().deserialize(open("recipe").read()))()
+print(*(m for m in sys.modules if m.startswith("nemo2.")))
+"""
+FOR_NO_RANK = (
+    *("nemo2.cli.", "nemo2.launch", "nemo2.from_nemo", "nemo2.hugging_face", "nemo2.preflight.planner"),
+    *("nemo2.preflight.rehearse", "nemo2.preflight.explain", "nemo2.models.walker", "nemo2.models.conversion"),
+    *("nemo2.training.strategies.fsdp", "nemo2.training.strategies.torch_sharded", "nemo2.checkpoint.changes"),
+    *("nemo2.checkpoint.pieces", "nemo2.config.policy", "nemo2.config.overrides"),
+)
+
+
+def test_a_rank_imports_what_it_runs(tmp_path):
+    from nemo_run.core.serialization.zlib_json import ZlibJSONSerializer
+
+    from nemo2.recipes import llama_tiny
+
+    recipe = llama_tiny.pretrain_recipe(dir=str(tmp_path), name="rank")
+    recipe.trainer.devices = recipe.trainer.strategy.tensor_model_parallel_size = 1
+    recipe.trainer.strategy.sequence_parallel = False
+    recipe.trainer.max_steps = 3
+    (tmp_path / "recipe").write_text(ZlibJSONSerializer().serialize(recipe))
+    imported = run_python(RANK, tmp_path).split("\n")[-2].split()
+    assert [name for name in imported if name.startswith(FOR_NO_RANK)] == []
+    assert len(imported) <= 215  # of rank 0, whose report the others don't write
 
 
 DOORS = doors("nemo2", "recipes", "callbacks")

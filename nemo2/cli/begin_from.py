@@ -70,7 +70,7 @@ def described_weights(source: str) -> tuple[Any, str]:
     sequence length follows the data's, unless positions are learned. Errors: see `give_weights`."""
     from nemo2.hugging_face.checkpoint import Checkpoint
 
-    checkpoint = Checkpoint.open(source if source.startswith("hf://") else checkpoint_called(source))
+    checkpoint = Checkpoint.open(named_weights(None, source))
     checkpoint.refuse_adapters()
     return checkpoint.model_config(follow_data=True), checkpoint.source
 

@@ -51,6 +51,10 @@ class MachineOptions:
     nodes: Annotated[Optional[int], AT_LEAST_1] = None
     devices: Annotated[Optional[int], AT_LEAST_1] = None
 
+    def __post_init__(self) -> None:
+        if self.gpus is not None:
+            machine_of(self.gpus)  # refused before the recipe is built, which takes seconds
+
 
 @dataclass(frozen=True)
 class RecipeOptions(MachineOptions):

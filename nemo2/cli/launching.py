@@ -59,6 +59,7 @@ class TrainingOptions(LaunchOptions):
     trackers: Annotated[Optional[list[str]], typer.Option("--tracker")] = None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         for word in self.trackers or []:
             tracker_called(word)
 

@@ -4,7 +4,7 @@
 from typing import Any, Optional
 
 from nemo2.base.errors import ConfigError
-from nemo2.cli.begin_from import From, finetuning_of, give_weights
+from nemo2.cli.begin_from import From, finetuning_of, give_weights, named_weights
 from nemo2.cli.flags import Performance
 from nemo2.cli.launching import TRAINING, TrainingOptions, changes_of, launched, logged
 from nemo2.cli.own_data import Data
@@ -25,7 +25,7 @@ def pretrain(
     Example: nemo2 pretrain llama_tiny trainer.max_steps=50 optim.config.lr=1e-3 --devices 2
     """
     recipe = logged(
-        lambda: _with_weights(recipe_tree(name, performance=performance), source),
+        lambda: _with_weights(source, name, performance=performance),
         overrides or [],
         own_name=name_of_run(name),
         options=options,
@@ -72,15 +72,18 @@ def finetune(
     else:
         called, own_name = (with_method := _with_method(name, peft)), name_of_run(with_method)
         packing = {"packed_sequence": True} if packed else {}
-        make = lambda: _with_weights(recipe_tree(with_method, performance=performance, **packing), source)  # noqa: E731
+        make = lambda: _with_weights(source, with_method, performance=performance, **packing)  # noqa: E731
     recipe = logged(make, overrides, own_name=own_name, options=options, data=data)
     changes = changes_of(overrides, data, performance, None if name is None else source)
     launched(recipe, name=called, changes=changes, options=options)
 
 
-def _with_weights(recipe: Any, source: Optional[str]) -> Any:
-    if source is not None:
-        give_weights(recipe, source)
+def _with_weights(source: Optional[str], name: str, **how: Any) -> Any:
+    if source is None:
+        return recipe_tree(name, **how)
+    named_weights(None, source)  # refused before the recipe is built, which takes seconds
+    recipe = recipe_tree(name, **how)
+    give_weights(recipe, source)
     return recipe
 
 

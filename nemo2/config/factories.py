@@ -19,7 +19,6 @@ from nemo2.base.errors import ConfigError
 from nemo2.base.names import a, did_you_mean, nearest
 from nemo2.config.announced import ANNOUNCED
 from nemo2.config.capture import unknown_name
-from nemo2.config.policy import named_object
 from nemo2.config.tree import Config
 from nemo2.config.typed_text import Text, WrongType, part_classes, split_items, without_annotated
 from nemo2.config.value_types import takes_a_list, type_hints
@@ -162,6 +161,8 @@ def _fitting(classes: Iterable[type]) -> list[Source]:
 
 def _find(name: str, classes: tuple[type, ...]) -> Optional[Callable[..., Any]]:
     if "." in name or ":" in name:
+        from nemo2.config.policy import named_object  # text only: a rank builds objects
+
         named = named_object(name)
         return named if isinstance(named, type) and issubclass(named, classes) else None
     for source in _fitting(classes):

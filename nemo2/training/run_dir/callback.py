@@ -12,13 +12,10 @@ from nemo2.base import ranks
 from nemo2.base.errors import CheckpointError, Preempted, RuntimeFault
 from nemo2.checkpoint.directory import read_manifest
 from nemo2.training.run_dir.directory import RunDirectory, refuse_another_run, writing_to
-from nemo2.training.run_dir.effective import effective_config
 from nemo2.training.run_dir.faults import record_fault
 from nemo2.training.run_dir.log_files import remove_log_file
 from nemo2.training.run_dir.metrics import JSONLLogger, read_metrics
 from nemo2.training.run_dir.records import EFFECTIVE_FILE, ENVIRONMENT_FILE, RECIPE_FILE, write_text
-from nemo2.training.run_dir.report import write_report
-from nemo2.training.run_dir.trackers import attach, describe_run
 
 logger = logging.getLogger(__name__)
 
@@ -101,6 +98,9 @@ class RunDirectoryCallback(Callback):
         if not self._described:
             self._described = True
             if trainer.is_global_zero:
+                from nemo2.training.run_dir.effective import effective_config
+                from nemo2.training.run_dir.trackers import describe_run
+
                 settings, directory = effective_config(trainer, pl_module), self.directory.log_dir
                 write_text(directory / EFFECTIVE_FILE, yaml.safe_dump(settings, sort_keys=False, width=120))
                 files = (EFFECTIVE_FILE, RECIPE_FILE, ENVIRONMENT_FILE)
@@ -130,6 +130,10 @@ class RunDirectoryCallback(Callback):
         if not self.metrics.path.is_file():
             logger.info("no report was written, because the run has logged no step")
             return
+        # The other ranks draw no pictures.
+        from nemo2.training.run_dir.report import write_report
+        from nemo2.training.run_dir.trackers import attach
+
         try:
             path = write_report(self.directory.log_dir)
         except Exception:  # a failed picture must not make a trained model a failed run

@@ -33,7 +33,6 @@ from nemo2.training.run_dir.environment import write_environment
 from nemo2.training.run_dir.log_files import add_log_file, warn_on_console
 from nemo2.training.run_dir.metrics import JSONLLogger
 from nemo2.training.run_dir.records import RECIPE_FILE, RECIPE_VARIABLE, write_text
-from nemo2.training.run_dir.trackers import name_run
 
 logger = logging.getLogger(__name__)
 
@@ -171,7 +170,10 @@ class NeMoLogger:
             and not (self.tensorboard is not None and isinstance(item, TensorBoardLogger))
         ]
         for item in (*existing, *requested):
-            name_run(item, directory)
+            if not isinstance(item, TensorBoardLogger):  # whose files are in the directory
+                from nemo2.training.run_dir.trackers import name_run
+
+                name_run(item, directory)
             if self.update_logger_directory:
                 move_logger(item, directory)
         metrics = JSONLLogger(

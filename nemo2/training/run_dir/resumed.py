@@ -11,7 +11,6 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_info  # pyright: ign
 
 from nemo2.base.advice import new_name
 from nemo2.base.errors import CheckpointError
-from nemo2.checkpoint.changes import changes_since, unfit_message
 from nemo2.training.run_dir.records import CHANGES_FILE, write_text
 
 _log = logging.getLogger(__name__)
@@ -35,6 +34,9 @@ class ResumedRecipe(Callback):
         Raises:
             CheckpointError: on every rank, if a setting doesn't fit the checkpoint and changes aren't accepted.
         """
+        # `effective_config` asks every run for this class. Only a run that resumes compares.
+        from nemo2.checkpoint.changes import changes_since, unfit_message
+
         changes = trainer.strategy.broadcast(
             changes_since(self.checkpoint, trainer) if trainer.is_global_zero else None
         )

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads a run's directory: metrics, checkpoints, curves. Works during the run, and needs no torch."""
+"""Reads a run's directory: metrics, checkpoints, curves. Works during the run, and needs no torch. Each rank of a run returns
+its directory, so the report and its pictures are imported where they are used."""
 
 import math
 from collections.abc import Sequence
@@ -9,11 +10,7 @@ from typing import TYPE_CHECKING, Any, Optional
 from nemo2.base.errors import DataError
 from nemo2.checkpoint.directory import Manifest, finished
 from nemo2.checkpoint.foreign_files import read_yaml
-from nemo2.report.pictures.charts import Series, line_chart
-from nemo2.report.pictures.svg import standalone
-from nemo2.training.run_dir.effective import planned_steps
 from nemo2.training.run_dir.records import EFFECTIVE_FILE, METRICS_FILE, REPORT_FILE, by_step_done, read_metrics, series
-from nemo2.training.run_dir.report import finished_steps, read_mapping, resumed_marks, write_report
 
 if TYPE_CHECKING:
     import pandas
@@ -67,16 +64,22 @@ class RunFolder(type(Path())):
     def steps(self) -> int:
         """The number of finished training steps: those of the newest record or, if it has more, of a checkpoint. A
         run logs only every ``trainer.log_every_n_steps`` steps."""
+        from nemo2.training.run_dir.report import finished_steps
+
         return finished_steps(self, self.records)
 
     @property
     def planned_steps(self) -> Optional[int]:
         """The number of steps at which training ends. None: unknown."""
+        from nemo2.training.run_dir.effective import planned_steps
+
         return planned_steps(self.effective)
 
     @property
     def effective(self) -> dict[str, Any]:
         """The effective configuration, from ``effective_config.yaml``. {} before the first step."""
+        from nemo2.training.run_dir.report import read_mapping
+
         return read_mapping(self / EFFECTIVE_FILE, read_yaml)
 
     @property
@@ -114,6 +117,8 @@ class RunFolder(type(Path())):
         Raises:
             DataError: the run has logged nothing.
         """
+        from nemo2.training.run_dir.report import write_report
+
         path = self / REPORT_FILE
         return path if path.is_file() else write_report(self)
 
@@ -126,6 +131,8 @@ class RunFolder(type(Path())):
         Raises:
             DataError: the run hasn't logged one of the metrics.
         """
+        from nemo2.report.pictures.svg import standalone
+
         records = self.records
         numbers = {name for record in records for name, value in record.items() if isinstance(value, int | float)}
         known = sorted(numbers - {"step"})
@@ -138,6 +145,9 @@ class RunFolder(type(Path())):
 
 def curves(lines: Sequence[tuple[str, RunFolder, str]], *, title: str = "", width: int = 760) -> str:
     """Curves of runs over steps as an ``<svg>`` element. Each line is a label, a run, and the name of a metric."""
+    from nemo2.report.pictures.charts import Series, line_chart
+    from nemo2.training.run_dir.report import resumed_marks
+
     names = list(dict.fromkeys(name for _, _, name in lines))
     drawn = [
         Series(

@@ -10,7 +10,7 @@ from typing import Any
 
 from nemo2.base.place import is_terminal
 
-_AFTER_SECONDS = 0.3
+_AFTER_SECONDS = 0.2
 _CLEAR = "\r\033[K"
 
 

@@ -170,7 +170,9 @@ def _whole_weights(facts: Facts) -> Iterator[str]:
 
     Otherwise: The run stops on every rank after it has built the model.
     """
-    from nemo2.training.strategies.fsdp import FSDPStrategy
+    if (method := facts.parts.get("peft")) is None:
+        return
+    from nemo2.training.strategies.fsdp import FSDPStrategy  # whose parts other ranks have no use for
 
     under = {
         "strategy.fsdp='megatron'": facts.of_strategy("fsdp") == "megatron",
@@ -178,7 +180,7 @@ def _whole_weights(facts: Facts) -> Iterator[str]:
     }
     for name in (name for name, shards in under.items() if shards):
         try:
-            refuse_reading_weights(facts.parts.get("peft"), under=name)
+            refuse_reading_weights(method, under=name)
         except ConfigError as error:
             yield str(error)
 

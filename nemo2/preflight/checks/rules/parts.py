@@ -10,7 +10,6 @@ from nemo2.config.walk import class_of
 from nemo2.models.layers import rules as layers
 from nemo2.preflight.checks.facts import Facts
 from nemo2.preflight.checks.rule import Topic
-from nemo2.training.run_dir.trackers import missing_login, missing_package
 
 PARTS = Topic("Optional packages", needs_sizes=False)
 
@@ -60,6 +59,8 @@ def _loggers(facts: Facts) -> Iterator[str]:
 
     Otherwise: Every rank raises ModuleNotFoundError.
     """
+    from nemo2.training.run_dir.trackers import missing_package  # ranks skip these two rules
+
     for path, kind, _ in _loggers_of(facts):
         if package := missing_package(kind):
             yield (
@@ -74,6 +75,8 @@ def _logins(facts: Facts) -> Iterator[str]:
 
     Otherwise: The client of the service asks for a key, and every rank ends.
     """
+    from nemo2.training.run_dir.trackers import missing_login
+
     for path, kind, arguments in _loggers_of(facts):
         if why := missing_login(kind, arguments):
             yield f"{path}: {why}."

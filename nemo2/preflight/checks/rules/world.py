@@ -163,10 +163,8 @@ def _torch_sharded(facts: Facts) -> Iterator[str]:
 
     Otherwise: Every rank stops before it builds the model.
     """
-    from nemo2.training.strategies.torch_sharded import TorchShardedStrategy
-
-    strategy = facts.parts.get("trainer.strategy")
-    if isinstance(strategy, TorchShardedStrategy):
+    strategy: Any = facts.parts.get("trainer.strategy")
+    if getattr(strategy, "sharded_by_torch", False):
         yield from strategy.problems_with(facts.config, facts.precision)
 
 
