@@ -175,7 +175,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with (
             own_signals(),
             for_the_command_line(redact_arguments(arguments)),
-            waiting_line("nemo2: loading torch and Megatron-Core"),
+            waiting_line("nemo2: loading libraries"),
         ):
             raise_on_signals()  # a command that is ended deletes what it has half written
             code = _code_of(lambda: app(arguments, prog_name="nemo2"))

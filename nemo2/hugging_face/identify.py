@@ -26,7 +26,7 @@ from nemo2.checkpoint.directory import (
     step_in_name,
     unusable,
 )
-from nemo2.checkpoint.foreign_files import nemo_adapters, read_json, read_yaml, refuse_links
+from nemo2.checkpoint.foreign_files import is_nemo, nemo_adapters, read_json, read_yaml, refuse_links
 from nemo2.checkpoint.metadata import lost_shards, read_metadata
 from nemo2.checkpoint.nemo_context import describe, model_config
 from nemo2.checkpoint.paths import checkpoint_folders, checkpoints_of_runs
@@ -203,9 +203,8 @@ def _nemo(path: Path) -> Identified:
         translate = (
             f"nemo2 translate {path} --output recipe.py  # writes its run as a recipe that starts from its weights"
         )
-        described = any((context / name).is_file() for name in ("io.json", "model.yaml"))
         identified.commands = [
-            *([translate] if described else []),
+            *([translate] if is_nemo(path) else []),
             f"nemo2 pretrain RECIPE resume.restore_config.path={path}  # start from its weights; RECIPE: a recipe of "
             "its model",
             f"nemo2 import {path} --output CHECKPOINT",
