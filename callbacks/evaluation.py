@@ -15,7 +15,7 @@ from nemo2.checkpoint.model_checkpoint import ends_now
 from nemo2.config.capture import configurable
 from nemo2.llm.evaluation import figures
 from nemo2.llm.evaluation.harness import evaluate_tasks, refuse_counts, refuse_unknown
-from nemo2.llm.evaluation.perplexity import perplexity_of
+from nemo2.llm.evaluation.perplexity import perplexity_of, tokens_of
 from nemo2.models.decoding import core_of, refuse_layouts
 from nemo2.training.run_dir.hang import HangWatchdog
 
@@ -48,7 +48,7 @@ class EvaluationCallback(pl.Callback):
         ConfigError: there is nothing to evaluate or no step to evaluate at. At the start of training: the strategy or
             the layout is not supported (context parallelism, virtual stages), or a tokenizer, lm-eval or a task is
             missing.
-        DataError: at the start of training, if a text file is unreadable or empty.
+        DataError: at the start of training, if a text file is unreadable or empty, or the tokenizer can't read text.
         SecurityError: at the start of training, if a file in ``task_folder`` would run code.
     """
 
@@ -99,6 +99,8 @@ class EvaluationCallback(pl.Callback):
                 "model.tokenizer or data.tokenizer."
             )
         self.check_files()
+        # A tokenizer that can't read text would end the run at its first evaluation. A task's name stands for its questions.
+        tokens_of(pl_module.tokenizer, [*self._contents.values(), *self.tasks])
 
     def check_files(self) -> None:
         """Read the texts and look up the tasks. The errors are those of the start of training."""

@@ -22,6 +22,7 @@ from nemo2.checkpoint.directory import temporary_name, trash_name, without_last
 from nemo2.checkpoint.lineage import why_writing_is_refused
 from nemo2.config.capture import configurable
 from nemo2.config.dtypes import ShortDtype
+from nemo2.training.run_dir.directory import create_directory
 
 _log = logging.getLogger(__name__)
 
@@ -48,7 +49,7 @@ class HuggingFaceExportCallback(pl.Callback):
 
     Raises:
         ConfigError: a number is below 1, or no save would ever be exported. At the start of training: the run saves no
-            checkpoints.
+            checkpoints, or the folder isn't writable.
     """
 
     written_to = "directory"
@@ -91,6 +92,10 @@ class HuggingFaceExportCallback(pl.Callback):
         resumed = Path(trainer.ckpt_path) if trainer.ckpt_path else None
         saves = Path(getattr(trainer.checkpoint_callback, "dirpath", None) or "checkpoints")
         folder = self._folder(saves)
+        if self.directory and trainer.is_global_zero:
+            create_directory(
+                folder, field="HuggingFaceExportCallback.directory"
+            )  # else each export of the run would fail
         if resumed is not None and resumed.parent.absolute() == saves.absolute():  # exported after its state was saved
             self.exported.append(folder / without_last(resumed).name)
         # A run that begins at a checkpoint of another run has none of that run's exports.

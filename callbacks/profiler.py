@@ -46,6 +46,7 @@ class PytorchProfilerCallback(pl.Callback):
     """
 
     written_to = "trace_dir"
+    alone_in = ("start_step", "end_step")
 
     def __init__(
         self,

@@ -57,8 +57,12 @@ def recording_to(path: Path, *, owner: str) -> Iterator[None]:
             names = (path.with_name(f"{path.stem}.{number}{path.suffix}") for number in itertools.count(1))
             kept = path.rename(next(name for name in names if not name.exists()))
             logger.warning("%s is of an earlier run or start, and is now %s.", path, kept.name)
-        yield
-        path.stat()  # torch's profiler reports no failure
+        try:
+            yield
+            path.stat()  # torch's profiler reports no failure
+        except OSError:
+            path.unlink(missing_ok=True)  # a part of a file can't be read
+            raise
     except OSError as error:
         logger.warning(
             "%s: %s was not written (%s). Check the space on its disk.", owner, path, error.strerror or error

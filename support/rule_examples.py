@@ -31,6 +31,7 @@ TWO_RANKS = "trainer.devices=2 trainer.accelerator=auto"
 CORPUS = {"paths": "corpus", "seq_length": 128, "micro_batch_size": 8, "global_batch_size": 16}
 """Arguments of a data module that reads files."""
 PROFILED = "PytorchProfilerCallback(start_step=2,end_step=5"
+LATER = "PytorchProfilerCallback(start_step=5,end_step=7"
 SQUAD = "SquadDataModule(seq_length=512,global_batch_size=16,micro_batch_size=1"
 
 
@@ -517,8 +518,13 @@ EXAMPLES: tuple[Example, ...] = (
     ),
     example(
         "callbacks-have-their-arguments",
-        f"'trainer.callbacks=[{PROFILED},trace_dir=t),{PROFILED},trace_dir=t)]'",
+        f"'trainer.callbacks=[{PROFILED},trace_dir=t),{LATER},trace_dir=t)]'",
+        f"'trainer.callbacks=[{PROFILED},trace_dir=t),{LATER},trace_dir=u)]'",
+    ),
+    example(
+        "callbacks-have-their-arguments",
         f"'trainer.callbacks=[{PROFILED},trace_dir=t),{PROFILED},trace_dir=u)]'",
+        f"'trainer.callbacks=[{PROFILED},trace_dir=t)]'",
     ),
     example(
         "callbacks-have-their-arguments",

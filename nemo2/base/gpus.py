@@ -117,11 +117,13 @@ def gpu(name: str) -> GPU:
     return parse_gpus(name)[0]
 
 
-def parse_gpus(text: str, *, option: str = "--gpus") -> tuple[GPU, Optional[int]]:
+def parse_gpus(
+    text: str, *, option: str = "--gpus", also: str = "with or without a number as in H100x1152"
+) -> tuple[GPU, Optional[int]]:
     """The GPU and the number of ``"H100x1152"`` or ``"1152xH100"``. A number of None, as for ``"H100"``: the recipe's
     number.
 
-    ``option`` is the option that errors name.
+    ``option`` is the option that errors name, and ``also`` what they say about it besides the GPUs.
 
     Raises:
         ConfigError: an unknown GPU, or an invalid number.
@@ -137,8 +139,7 @@ def parse_gpus(text: str, *, option: str = "--gpus") -> tuple[GPU, Optional[int]
         raise ConfigError(f"{option} {text!r}: the number of GPUs must be at least 1.")
     if name not in _SHEETS:
         raise ConfigError(
-            f"{option} {text!r}: must be one of {', '.join(NAMES)}, with or without a number as in "
-            f"H100x1152{did_you_mean(name, NAMES, listed=True)}"
+            f"{option} {text!r}: must be one of {', '.join(NAMES)}, {also}{did_you_mean(name, NAMES, listed=True)}"
         )
     return _gpu(name), number
 

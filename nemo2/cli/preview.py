@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Optional, TextIO
 import typer
 
 from nemo2.base.errors import ConfigError
+from nemo2.base.names import did_you_mean
 from nemo2.cli.adapter import AT_LEAST_1, Result
 from nemo2.cli.commands import as_json
 from nemo2.cli.flags import set_option
@@ -228,8 +229,8 @@ def _configured(
     import fiddle as fdl
     import lightning.pytorch as pl
 
-    from nemo2 import recipes  # noqa: F401  # announces the factories of data
-    from nemo2.config.factories import made_by_name
+    from nemo2 import recipes  # announces the factories of data
+    from nemo2.config.factories import factory_names, made_by_name
     from nemo2.config.typed_text import WrongType
     from nemo2.config.values import typed
     from nemo2.data.finetuning.base import SampleDataModule
@@ -240,6 +241,11 @@ def _configured(
             raise ConfigError(f"{changes[0]}: write the settings of a data set in brackets: {source}(seq_length=512).")
         tokenizer = None
     except WrongType:
+        known = [*factory_names((pl.LightningDataModule,)), *recipes.names(), *recipes.own()[0]]
+        if source.isidentifier() and source not in known:
+            raise ConfigError(
+                f"{source}: there is no file, folder, data set or recipe of this name{did_you_mean(source, known)}"
+            ) from None
         recipe = configured(source, overrides, data=own_data)
         config, tokenizer = recipe.data, getattr(recipe, "tokenizer", None)
     data: Any = fdl.build(config)

@@ -134,7 +134,7 @@ def memory_of(text: str) -> float:
     if size := re.fullmatch(r"(\d+(?:\.\d+)?) ?(?:GI?B?)?", text.strip().upper()):
         sold = float(size[1]) * GIB
         return min((seen for name in NAMES if 0.9 * sold <= (seen := gpu(name).memory) <= sold), default=sold)
-    return parse_gpus(text, option="--fits")[0].memory
+    return parse_gpus(text, option="--fits", also="or a memory such as 24GB")[0].memory
 
 
 def _of_facts(recipe: Any, finetune: bool) -> list[dict[str, Any]]:

@@ -161,7 +161,7 @@ def read_records(file: Path, bad: BadInput, *, at_most: Optional[int] = None) ->
         OSError: the file can't be read.
         DataError: see `BadInput.report`.
     """
-    suffix = _suffix(file)
+    suffix = suffix_of(file)
     if suffix in _TABLES:
         yield from _rows_of_table(file, bad, _TABLES[suffix])
         return
@@ -297,8 +297,8 @@ def _texts_of_records(file: Path, text_key: str, bad: BadInput) -> Iterator[tupl
 
 
 def _text(file: Path, bad: BadInput) -> Optional[str]:
-    if _suffix(file) in _NO_TEXT:
-        bad.report(str(file), f"a {_suffix(file)} file, which is not text. Convert it to .jsonl or .txt")
+    if suffix_of(file) in _NO_TEXT:
+        bad.report(str(file), f"a {suffix_of(file)} file, which is not text. Convert it to .jsonl or .txt")
         return None
     return _decoded(file, bad)
 
@@ -332,10 +332,10 @@ def _first_character(file: Path) -> bytes:
 
 def holds_records(file: Path) -> bool:
     """Whether the file's name ends in a suffix of files of records."""
-    return _suffix(file) in RECORD_SUFFIXES
+    return suffix_of(file) in RECORD_SUFFIXES
 
 
-def _suffix(file: Path) -> str:
+def suffix_of(file: Path) -> str:
     """The suffix in lower case, without ``.gz``."""
     return Path(file.name.lower().removesuffix(".gz")).suffix
 

@@ -143,6 +143,7 @@ def _nemo2(path: Path) -> Identified:
     manifest = read_manifest(path)
     assert manifest is not None
     layout = {name: value for name, value in manifest.layout.items() if name != "world_size"}
+    ranks = manifest.layout.get("world_size", "?")
     cuts = " ".join(
         f"{name}{value}" for name, value in layout.items() if isinstance(value, int) and value not in (0, 1, False)
     )
@@ -151,7 +152,7 @@ def _nemo2(path: Path) -> Identified:
         path,
         step=manifest.step,
         consumed_samples=manifest.consumed_samples,
-        layout=f"{cuts or 'not sharded'} over {manifest.layout.get('world_size', '?')} ranks",
+        layout=f"{cuts or 'not sharded'} over {ranks} rank{'s' * (ranks != 1)}",
         weights_only=manifest.weights_only,
         versions=manifest.versions,
         problems=problems(path),

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from nemo2.base.errors import DataError
 from nemo2.callbacks import EvaluationCallback
 from support import small_runs
 from support.nightly import each_case, requested
@@ -165,3 +166,21 @@ def test_the_last_step_is_evaluated_and_logged_whatever_ends_training(run_on_ran
         assert (
             saved["reduced_train_loss"] == pytest.approx(logged[0]["reduced_train_loss"]) and saved["global_step"] == 2
         )
+
+
+def without_text(directory: str) -> tuple[str, int]:
+    """What a run on mock data without a tokenizer of its own says, and its steps until then."""
+    from nemo2 import llm
+
+    (Path(directory) / "text.txt").write_text("def main():\n")
+    evaluation = EvaluationCallback(every_n_steps=2, texts=[f"{directory}/text.txt"])
+    data = small_runs.random_bytes(tokenizer=None)
+    parts = small_runs.run_arguments(directory, data=data, max_steps=3, callbacks=[evaluation])
+    with pytest.raises(DataError) as error:
+        llm.pretrain(**parts)
+    return str(error.value), parts["trainer"].global_step
+
+
+def test_a_tokenizer_that_reads_no_text_ends_the_run_before_its_first_step(run_on_ranks, tmp_path):
+    words, steps = run_on_ranks(without_text, 1, str(tmp_path))[0]
+    assert "NullTokenizer reads numbers only" in words and steps == 0

@@ -5,6 +5,7 @@ import logging
 import shutil
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import lightning.pytorch as pl
@@ -72,9 +73,16 @@ def that_fails(folder: str) -> tuple[int, list[str]]:
             told.append(record.getMessage())
 
     logging.getLogger("nemo2.callbacks").addHandler(Told())
-    (Path(folder) / "file").write_text("in the way\n")
-    callback = HuggingFaceExportCallback(directory=f"{folder}/file/inside")
-    losses = train(Path(folder), callback, every_n_train_steps=3)["losses"]
+    exports = Path(folder) / "exports"
+
+    class InTheWay(pl.Callback):
+        def on_train_batch_start(self, *_: Any) -> None:
+            if exports.is_dir():
+                exports.rmdir()
+                exports.touch()
+
+    callback = HuggingFaceExportCallback(directory=str(exports))
+    losses = train(Path(folder), callback, InTheWay(), every_n_train_steps=3)["losses"]
     return len(losses), told
 
 
@@ -83,8 +91,16 @@ def test_an_export_that_fails_is_said_and_ends_nothing(
 ) -> None:
     [(steps, told)] = run_on_ranks(that_fails, 1, str(tmp_path), timeout=300.0, env=warm_commands)
     [failure] = [message for message in told if "failed" in message]
-    assert steps == 3 and "training continues" in failure and "Not a directory" in failure
+    assert steps == 3 and "training continues" in failure and "File exists" in failure
     assert not list((tmp_path / "checkpoints").glob(".tmp*"))
+
+
+def test_a_folder_that_cannot_be_written_is_refused_before_the_first_step(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    trainer: Any = SimpleNamespace(checkpoint_callback=SimpleNamespace(), ckpt_path=None, is_global_zero=True)
+    model: Any = None
+    with pytest.raises(ConfigError, match="HuggingFaceExportCallback.directory: cannot write to .*inside"):
+        HuggingFaceExportCallback(directory=str(tmp_path / "file" / "inside")).on_train_start(trainer, model)
 
 
 def of_two_runs(folder: str) -> dict[str, Any]:

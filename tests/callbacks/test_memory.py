@@ -90,11 +90,13 @@ def test_the_snapshot_is_written_once_at_the_end_or_at_a_failure(allocator, tmp_
 
 def test_a_snapshot_that_finds_no_space_is_a_warning(allocator, caplog, monkeypatch, tmp_path):
     def full(path: str) -> None:
+        Path(path).write_text("a part")
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(torch.cuda.memory, "_dump_snapshot", full)
     run(MemoryProfileCallback(dir=tmp_path, warn_cycles=False), steps=1)
     assert "rank-0.pickle was not written (No space left on device)" in caplog.text
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_other_ranks_record_nothing_and_those_that_the_run_lacks_are_told(allocator, caplog, tmp_path):

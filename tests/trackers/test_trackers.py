@@ -53,6 +53,8 @@ def trained(folder: Path, logger: Any, version: str = "first", steps: int = 3) -
         accelerator="cpu", max_steps=steps, log_every_n_steps=1, logger=False, enable_checkpointing=False,
         enable_progress_bar=False, enable_model_summary=False, default_root_dir=folder,
     )  # fmt: skip
+    # A run with an earlier one's metrics would have to resume.
+    (folder / "tiny" / version / "metrics.jsonl").unlink(missing_ok=True)
     log = NeMoLogger("tiny", log_dir=str(folder), version=version, extra_loggers=[logger])
     run = log.setup(trainer).log_dir
     (run / "recipe.json").write_text("{}")
@@ -75,6 +77,17 @@ def test_mlflow_has_the_run_once_with_metrics_settings_and_files(tmp_path: Path)
     assert {(one.step, one.value) for one in losses} == {(0, 10.0), (1, 9.0), (2, 8.0)}
     assert run.data.params["trainer/world_size"] == "1"
     assert {file.path for file in client.list_artifacts(run.info.run_id)} == FILES
+
+
+def test_mlflow_keeps_the_first_value_of_a_setting_that_has_changed_and_takes_the_others(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    logger = MLFlowTracker(run_name="one", tracking_uri=f"sqlite:///{tmp_path / 'mlflow.db'}")
+    logger.log_hyperparams({"trainer": {"max_steps": 5, "long": "x" * 300}})
+    logger.log_hyperparams({"trainer": {"max_steps": 8, "long": "x" * 300}, "data": {"seed": 1}})
+    stored = logger.experiment.get_run(logger.run_id).data.params
+    assert stored == {"trainer/max_steps": "5", "trainer/long": "x" * 250, "data/seed": "1"}
+    assert "trainer/max_steps (5 -> 8)" in caplog.text and "long" not in caplog.text
 
 
 def test_comet_has_the_run_in_an_archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

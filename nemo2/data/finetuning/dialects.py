@@ -23,6 +23,7 @@ _PROMPTED = ("prompt", "completion")
 """TRL's fields: the messages of a prompt and of its completion."""
 Message = dict[str, Any]
 
+_COMMON_ROLES = ("system", "developer", "user", "assistant", "tool")
 _ROLES = {
     "human": "user",
     "prompter": "user",
@@ -146,10 +147,11 @@ def _message(message: Any, number: int) -> tuple[Message, Optional[bool]]:
             f"message {number} has no role ('role' or 'from'); its fields are: {', '.join(map(str, message))}"
         )
     role = role.strip().lower()
-    if role != "assistant" and difflib.get_close_matches(role, ("assistant",), cutoff=0.8):
-        raise Malformed(
-            f"message {number} has the role {role!r}, whose turns aren't trained on (did you mean 'assistant'?)"
-        )
+    for meant in difflib.get_close_matches(role, () if role in _ROLES else _COMMON_ROLES, n=1, cutoff=0.8):
+        # A chat of several people may have a "user2".
+        if role != meant and (meant == "assistant" or not role.startswith(meant)):
+            untrained = ", whose turns aren't trained on" if meant == "assistant" else ""
+            raise Malformed(f"message {number} has the role {role!r}{untrained} (did you mean {meant!r}?)")
     fields = {key: value for key, value in message.items() if key not in ("role", "from") and value is not None}
     where = f"message {number}, of the {role},"
     mark = _mark(fields, _ROLES.get(role, role), role, where)

@@ -7,7 +7,7 @@ from typing import Any, Optional
 
 from nemo2.base.backend.extras import has, why_missing
 from nemo2.base.errors import ConfigError, DataError
-from nemo2.data.documents import RECORD_SUFFIXES, holds_records
+from nemo2.data.documents import RECORD_SUFFIXES, holds_records, suffix_of
 from nemo2.data.finetuning.sources import RecordFiles, Records, Source
 from nemo2.data.hub import asking_hub
 
@@ -103,14 +103,16 @@ def _split_of(file: Path, folder: Path, names: Sequence[str]) -> Optional[str]:
 
 
 def _of_files(files: list[Path], *, streaming: bool) -> Source:
-    if all(holds_records(file) for file in files):
-        return RecordFiles(*files)
-    kinds = {file.suffix for file in files}
-    if len(kinds) > 1 or not kinds <= set(_TABLES):
+    kinds = {suffix_of(file) for file in files}
+    if len(kinds) > 1:
         raise DataError(
             f"{files[0].parent} contains files of several types for one split ({', '.join(sorted(kinds))}). Use one "
             "type."
         )
+    if holds_records(files[0]):
+        return RecordFiles(*files)
+    if not kinds <= set(_TABLES):
+        raise DataError(f"{files[0]} is no data file: these end in {', '.join(RECORD_SUFFIXES + _TABLES)}.")
     name = f"{files[0].parent}/*{files[0].suffix}"
     package = datasets_package(name)
     try:

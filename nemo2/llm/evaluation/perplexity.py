@@ -72,23 +72,10 @@ def perplexity_of(
         DataError: a text is empty, or the tokenizer has neither ``bos_id`` nor ``eos_id``.
     """
     refuse_stride(stride, max_sequence_length)
-    first = next(
-        (token_id for name in ("bos_id", "eos_id") if (token_id := getattr(tokenizer, name, None)) is not None), None
-    )
-    if first is None:
-        raise DataError(
-            f"{type(tokenizer).__name__} has neither bos_id nor eos_id, and a text's first token is predicted from one of "
-            "them. Use a tokenizer that has one."
-        )
     windows: list[Pair] = []
     of_text: list[int] = []
-    for place, text in enumerate(texts):
-        ids = list(tokenizer.text_to_ids(text))
-        if not ids:
-            raise DataError(
-                f"Text {place + 1} of {len(texts)} has no tokens: remove it, or write at least one character."
-            )
-        token_id = list(_windows([first, *ids], max_sequence_length, stride or max_sequence_length))
+    for place, ids in enumerate(tokens_of(tokenizer, texts)):
+        token_id = list(_windows(ids, max_sequence_length, stride or max_sequence_length))
         windows += token_id
         of_text += [place] * len(token_id)
     settings = {"vocab_size": tokenizer.vocab_size, "max_sequence_length": max_sequence_length}
@@ -101,6 +88,31 @@ def perplexity_of(
     for place, result in zip(of_text, scores, strict=True):
         results[place] += Perplexity(nats=-result.log_prob, num_tokens=len(result.log_probs), num_bytes=0)
     return results
+
+
+def tokens_of(tokenizer: Any, texts: Sequence[str]) -> list[list[int]]:
+    """The ids of each text, after the one that its first token is predicted from.
+
+    Raises:
+        DataError: a text has no tokens, the tokenizer can't read it, or has neither ``bos_id`` nor ``eos_id``.
+    """
+    first = next(
+        (token_id for name in ("bos_id", "eos_id") if (token_id := getattr(tokenizer, name, None)) is not None), None
+    )
+    if first is None:
+        raise DataError(
+            f"{type(tokenizer).__name__} has neither bos_id nor eos_id, and a text's first token is predicted from one of "
+            "them. Use a tokenizer that has one."
+        )
+    tokenized = []
+    for place, text in enumerate(texts):
+        ids = list(tokenizer.text_to_ids(text))
+        if not ids:
+            raise DataError(
+                f"Text {place + 1} of {len(texts)} has no tokens: remove it, or write at least one character."
+            )
+        tokenized.append([first, *ids])
+    return tokenized
 
 
 def refuse_stride(stride: Optional[int], max_sequence_length: int) -> None:

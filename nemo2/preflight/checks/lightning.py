@@ -77,7 +77,8 @@ def callback_problems(
     callbacks: Iterable[tuple[str, Any]], rule: str, *, here: bool, model: Any, recipe: Any
 ) -> Iterator[str]:
     """The errors of callbacks of nemo2 and Lightning about their arguments. Constructors of other classes are not called:
-    they may do anything. Two callbacks of a class must differ in the folder of their files, which ``written_to`` names.
+    they may do anything. Two callbacks of a class must differ in the folder of their files, which ``written_to`` names, and
+    in their steps, whose first and end ``alone_in`` names.
 
     Args:
         callbacks: Nodes and live objects, each with its path.
@@ -87,12 +88,22 @@ def callback_problems(
         recipe: The recipe, at which callbacks with ``check_recipe`` look.
     """
     folders: dict[tuple[Any, str], str] = {}
+    spans: list[tuple[str, Any, int, int]] = []
     for path, node in callbacks:
         cls = class_of(node)
         if field := getattr(cls, "written_to", None):
             folder = getattr(node, field) or ""
             if (first := folders.setdefault((cls, str(folder)), path)) != path:
                 yield f"{path}.{field}={folder!r}: {first} writes files of the same names to this folder. Set another {field}."
+        steps = [getattr(node, field) for field in getattr(cls, "alone_in", ())]
+        if steps and all(isinstance(step, int) for step in steps):
+            first, end = steps
+            for other in (at for at, kind, start, stop in spans if kind is cls and first < stop and start < end):
+                yield (
+                    f"{path}: start_step={first} and end_step={end} overlap the steps of {other}, but a process has only one "
+                    "profiler. Set other steps."
+                )
+            spans.append((path, cls, first, end))
         if not isinstance(node, fdl.Config) or not getattr(cls, "__module__", "").startswith(_OURS):
             continue
         if getattr(cls, "asks_for_overlap", False):

@@ -1,18 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
 """Loggers for MLflow and Comet that, unlike Lightning's, support runs with many ranks and runs that resume."""
 
+import logging
 import os
 from pathlib import Path
 from typing import Any, Optional
 
 from lightning.fabric.loggers.logger import rank_zero_experiment
+from lightning.fabric.utilities.logger import _convert_params, _flatten_dict
+from lightning.fabric.utilities.rank_zero import rank_zero_only
 from lightning.pytorch.loggers import CometLogger, MLFlowLogger
 from lightning.pytorch.loggers.logger import Logger
 
+from nemo2.base.names import listed
 from nemo2.base.place import here
 from nemo2.config.capture import configurable
 from nemo2.training.run_dir.directory import DEFAULT_BASE
 
+_log = logging.getLogger(__name__)
 _DATABASES = ("sqlite", "postgresql", "mysql", "mssql")
 
 
@@ -82,6 +87,20 @@ class MLFlowTracker(MLFlowLogger):
     def experiment(self) -> Any:
         self.keep_in(Path(DEFAULT_BASE))  # does nothing if a folder was set before
         return super().experiment
+
+    @rank_zero_only
+    def log_hyperparams(self, params: Any) -> None:
+        """Record the settings. MLflow refuses another value for one that it has, and with it all that are sent together."""
+        settings, stored = _flatten_dict(_convert_params(params)), self.experiment.get_run(self.run_id).data.params
+        # MLflow has the first 250 characters of a value.
+        changed = {name for name, value in settings.items() if stored.get(name, str(value)[:250]) != str(value)[:250]}
+        super().log_hyperparams({name: value for name, value in settings.items() if name not in changed})
+        if changed:
+            _log.warning(
+                "MLflow keeps the first values of settings that have changed since: %s. effective_config.yaml has those in "
+                "force.",
+                listed(f"{name} ({stored[name]} -> {settings[name]})" for name in sorted(changed)),
+            )
 
     @property
     def name(self) -> Optional[str]:

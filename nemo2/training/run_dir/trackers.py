@@ -164,8 +164,13 @@ def name_run(item: Any, directory: RunDirectory) -> None:
             item._experiment_name = directory.name
         if item._run_id is None and version:
             item._run_id = _mlflow_run(item)
-    elif kind == "CSVLogger" and here().rank == 0 and directory.resumed and item._version is not None:
-        _continue_csv(item)
+    elif kind == "CSVLogger":
+        if item._name == _LIGHTNINGS_NAME and directory.name:
+            item._name = directory.name
+        if item._version is None:
+            item._version = version
+        if here().rank == 0 and directory.resumed and item._version is not None:
+            _continue_csv(item)
 
 
 def _continue_csv(item: Any) -> None:
@@ -202,7 +207,7 @@ def describe_run(loggers: Iterable[Any], settings: Mapping[str, Any], files: Ite
             if type(item).__name__ == "TensorBoardLogger":
                 text = yaml.safe_dump(dict(settings), sort_keys=False, width=120)
                 item.experiment.add_text("effective_config", f"```yaml\n{text}```")
-            elif type(item).__name__ in _ATTACH:
+            else:
                 item.log_hyperparams(dict(settings))
     attach(loggers, files)
 

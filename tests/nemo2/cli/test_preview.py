@@ -70,6 +70,12 @@ def test_files_in_bytes_without_a_tokenizer(root, shown):
     assert "1 + 1 =⟦ 2<eos>⟧" in shown(root / "sums" / "training.jsonl", "--samples", 1)
 
 
+@pytest.mark.parametrize(("name", "meant"), [("squads", "did you mean 'squad'"), ("chatz", "data set or recipe")])
+def test_a_misspelled_name_may_be_of_a_file_or_data_too(command, name, meant):
+    error = command(f"data preview {name}", code=2).err
+    assert f"{name}: there is no file, folder" in error and meant in error
+
+
 def test_the_data_of_a_recipe_and_data_by_name(root, shown):
     sizes = "seq_length=64,global_batch_size=4,micro_batch_size=1"
     by_name = f"FineTuningDataModule(dataset_root={root}/sums,{sizes})"

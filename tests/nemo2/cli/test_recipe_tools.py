@@ -211,6 +211,8 @@ def test_recipes_that_fit_a_gpu_are_those_whose_rehearsed_peak_leaves_room():
         name for name, one in everything.items() if one["peak_gib"] <= gpu("L4").memory / GIB * (1 - HEADROOM)
     }
     assert {"llama_tiny"} < fit < everything.keys()
+    with pytest.raises(ConfigError, match="--fits 'lots': must be one of .*, or a memory such as 24GB"):
+        list_recipes(fits="lots")
     # Torch sees 22 GiB of an L4 and 23.5 of an RTX 4090, which are sold with 24 GB.
     assert memory_of("24GB") == gpu("L4").memory and memory_of("30GB") == 30 * GIB
     assert memory_of("A100-40") == memory_of("40GB") == gpu("A100-40").memory

@@ -154,6 +154,12 @@ def test_a_tokenizer_file_will_do_with_a_template(tokenizer, tmp_path):
         ([], Malformed, "a list, not a record with messages"),
         ({"text": "x"}, Malformed, "no list under any of 'messages'.*its fields are: text"),
         ({"messages": [{"role": "Asistant", "content": "x"}]}, Malformed, "the role 'asistant'.*mean 'assistant'"),
+        (
+            {"messages": [{"role": "usr", "content": "x"}]},
+            Malformed,
+            r"message 1 has the role 'usr' \(did you mean 'user'",
+        ),
+        ({"messages": [{"role": "sytem", "content": "x"}]}, Malformed, "'sytem'.*mean 'system'"),
         ({"messages": [{"content": "x"}]}, Malformed, "message 1 has no role.*its fields are: content"),
         ({"messages": [{"role": "user"}]}, Malformed, "message 1, of the user, has neither content"),
         ({"messages": ["hello"]}, Malformed, "message 1 is a str"),

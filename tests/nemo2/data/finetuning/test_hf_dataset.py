@@ -8,6 +8,7 @@ import torch
 from nemo2.base.errors import ConfigError, DataError
 from nemo2.config import notices
 from nemo2.data.finetuning.hf_dataset import HFDatasetDataModule
+from nemo2.data.finetuning.open import open_split
 from nemo2.data.finetuning.packing import PackedSequenceSpecs
 from nemo2.data.tokenizer import ByteTokenizer
 from support import small_chats
@@ -152,6 +153,18 @@ def test_functions_over_records_of_columns():
     data = columns()
     data.map(lambda record: record.update(output=f"{record['output']}!") or record)  # in place
     assert all(text.endswith(" x!") for text in trained_texts(data))
+
+
+@pytest.mark.parametrize(
+    ("source", "why"),
+    [(".", r"files of several types for one split \(\.csv, \.jsonl\)"), ("notes.txt", "no data file")],
+)
+def test_files_of_several_types_and_of_none_are_refused(tmp_path, source, why):
+    (tmp_path / "train.csv").write_text("input,output\na,b\n")
+    (tmp_path / "train.jsonl").write_text('{"input": "a", "output": "b"}\n')
+    (tmp_path / "notes.txt").write_text("a\n")
+    with pytest.raises(DataError, match=why):
+        open_split(str(tmp_path / source), ("train",), whole=True)
 
 
 def test_a_folder_of_lines_in_the_hubs_names(tmp_path):

@@ -127,15 +127,22 @@ def test_the_checkpoint_callback_replaces_the_trainers_and_gets_the_run_director
     assert (named.filename, placed.filename) == ("{step}", "n--{val_loss:.4f}-{step}-{consumed_samples}")
 
 
-def test_a_resumed_run_appends_to_the_csv_file_of_its_version(tmp_path):
-    saved(tmp_path / "n" / "checkpoints" / "step=1", 1)
+@pytest.mark.parametrize(
+    ("named", "folder"),
+    [
+        pytest.param({"name": "csv", "version": "one"}, "csv/one", id="of the user"),
+        pytest.param({}, "n/first", id="of the run"),
+    ],
+)
+def test_a_resumed_run_appends_to_the_csv_file_of_its_version(tmp_path, named, folder):
+    saved(tmp_path / "n" / "first" / "checkpoints" / "step=1", 1)
     for step, metrics in enumerate([{"loss": 3.0}, {"loss": 2.0, "val_loss": 2.5}]):
-        trainer = trainer_in(tmp_path, logger=[CSVLogger(str(tmp_path), name="csv", version="one")])
-        log = NeMoLogger(log_dir=str(tmp_path), name="n", use_datetime_version=False)
+        trainer = trainer_in(tmp_path, logger=[CSVLogger(str(tmp_path), **named)])
+        log = NeMoLogger(log_dir=str(tmp_path), name="n", version="first")
         log.setup(trainer, resume_if_exists=True)
         trainer.loggers[0].log_metrics(metrics, step=step)
         trainer.loggers[0].save()
-    lines = (tmp_path / "csv" / "one" / "metrics.csv").read_text().splitlines()
+    lines = (tmp_path / folder / "metrics.csv").read_text().splitlines()
     assert lines == ["loss,step,val_loss", "3.0,0,", "2.0,1,2.5"]
 
 
