@@ -39,8 +39,7 @@ class BatchSizeSchedule:
                 f"rampup_batch_size={list(rampup)!r}: must be [start batch size, increment, samples to ramp over]."
             )
         start, increment, samples = rampup
-        named = {"start": start, "increment": increment, "samples": samples}
-        require_counts("", **{f"rampup_batch_size ({name})": value for name, value in named.items()})
+        require_counts("rampup_batch_size", start=start, increment=increment, samples=samples)
         if start > global_batch_size or (global_batch_size - start) % increment:
             raise ConfigError(
                 f"rampup_batch_size={list(rampup)!r}: steps of {increment} from {start} never reach "

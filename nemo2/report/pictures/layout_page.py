@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any, Optional
 
 from nemo2.base.errors import ConfigError
-from nemo2.data.batch_size import BatchSizeSchedule
 from nemo2.mcore.parallel.pipeline_schedule import Timeline, schedule_of, timeline
 from nemo2.report.pictures.page import cards, figure, page, paragraph, section, table
 from nemo2.report.pictures.pipeline import draw_timeline
@@ -51,10 +50,13 @@ def view(
     if count is None:
         data = recipe.data
         batch, micro, replicas = data.global_batch_size, data.micro_batch_size, placement.replicas
-        try:
-            BatchSizeSchedule(batch).check(micro, replicas)
-        except ConfigError as error:
-            return LayoutView(placement=placement, whole=None, drawn=None, note=f"No timeline: data.{error}")
+        if left := batch % (micro * replicas):
+            multiples = [batch - left, batch - left + micro * replicas]
+            note = (
+                f"No timeline: data.global_batch_size={batch} is not a multiple of micro_batch_size * replicas = "
+                f"{micro} * {replicas} = {micro * replicas}; nearest: {' or '.join(str(one) for one in multiples if one)}."
+            )
+            return LayoutView(placement=placement, whole=None, drawn=None, note=note)
         count = batch // (micro * replicas)
     weights = [[float(len(chunk.layers) + chunk.mtp_layers) for chunk in stage] for stage in placement.stages]
     # The embedding and the loss count as a layer if Megatron-Core counts them as a layer.
