@@ -20,6 +20,7 @@ from nemo2.base.names import check_choice
 from nemo2.base.place import OF_A_RANK
 from nemo2.checkpoint.directory import temporary_name, trash_name, without_last
 from nemo2.checkpoint.lineage import why_writing_is_refused
+from nemo2.checkpoint.model_checkpoint import ModelCheckpoint
 from nemo2.config.capture import configurable
 from nemo2.config.dtypes import ShortDtype
 from nemo2.training.run_dir.directory import create_directory
@@ -37,7 +38,7 @@ class HuggingFaceExportCallback(pl.Callback):
     A separate low-priority process on rank 0's host does the work. It reads links to the checkpoint's files, so the
     checkpoint may be renamed or deleted in the meantime. Training waits for the export only at its end. A failed export
     is reported with its reason and doesn't stop the run. While an export runs, the newest save waits for it and
-    replaces any save that was waiting. Each step costs one comparison of two paths. A folder holds the exports of one run:
+    replaces any save that was waiting. Each step costs one comparison of two numbers. A folder holds the exports of one run:
     an export that would be written among those of another run fails.
 
     Args:
@@ -77,20 +78,23 @@ class HuggingFaceExportCallback(pl.Callback):
         self.dtype = dtype
         self.exported: list[Path] = []
         """This run's exports so far, oldest first. Filled on rank 0 only."""
-        self._seen = ""
+        self._checkpoints: Optional[ModelCheckpoint] = None
         self._saves = 0
+        """The run's published saves, those before a resume too."""
+        self._counted = 0
+        """The saves of ``_checkpoints`` among them."""
         self._running: Optional[_Export] = None
         self._waiting: Optional[_Export] = None
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        if trainer.checkpoint_callback is None:
+        if not isinstance(checkpoints := trainer.checkpoint_callback, ModelCheckpoint):
             raise ConfigError(
-                "HuggingFaceExportCallback exports saved checkpoints, but this run saves none. Set log.ckpt to a "
-                "ModelCheckpoint."
+                "HuggingFaceExportCallback exports the checkpoints of nemo2's ModelCheckpoint, but this run has none. Set "
+                "log.ckpt to one."
             )
-        self._seen = _newest(trainer)
+        self._checkpoints, self._counted = checkpoints, checkpoints.num_published
         resumed = Path(trainer.ckpt_path) if trainer.ckpt_path else None
-        saves = Path(getattr(trainer.checkpoint_callback, "dirpath", None) or "checkpoints")
+        saves = Path(checkpoints.dirpath or "checkpoints")
         folder = self._folder(saves)
         if self.directory and trainer.is_global_zero:
             create_directory(
@@ -103,13 +107,13 @@ class HuggingFaceExportCallback(pl.Callback):
 
     def on_train_batch_end(self, trainer: pl.Trainer, *_: Any, **__: Any) -> None:
         if trainer.is_global_zero:
-            self._check_for_save(trainer)
+            self._check_for_save()
 
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         # The last save happens in on_train_end, after all other callbacks.
         if not trainer.is_global_zero or trainer.state.status == "interrupted":
             return
-        self._check_for_save(trainer, last=True)
+        self._check_for_save(last=True)
         while self._running is not None:
             self._running.process.wait()
             self._advance()
@@ -126,7 +130,8 @@ class HuggingFaceExportCallback(pl.Callback):
 
     def state_dict(self) -> dict[str, Any]:
         """The saves up to the one that this state is part of, and the exports."""
-        return {"saves": self._saves + 1, "exports": [str(target) for target in self._targets()]}
+        unpublished = 0 if self._checkpoints is None else self._checkpoints.num_saves - self._counted
+        return {"saves": self._saves + unpublished, "exports": [str(target) for target in self._targets()]}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._saves, self.exported = state_dict["saves"], [Path(target) for target in state_dict["exports"]]
@@ -135,15 +140,15 @@ class HuggingFaceExportCallback(pl.Callback):
         """The folder of the exports of the checkpoints in ``saves``."""
         return Path(self.directory).expanduser() if self.directory else saves.with_name("hugging_face")
 
-    def _check_for_save(self, trainer: pl.Trainer, *, last: bool = False) -> None:
-        """Check for a new save since the last call, and for an export that has ended."""
+    def _check_for_save(self, *, last: bool = False) -> None:
+        """Check for new saves since the last call, of which the newest is exported, and for an export that has ended."""
         self._advance()
-        path = _newest(trainer)
-        if not path:
+        assert self._checkpoints is not None
+        if not (path := self._checkpoints.last_model_path):
             return
-        new = path != self._seen
-        self._seen, self._saves = path, self._saves + new
-        due = new and self.every_n_saves is not None and self._saves % self.every_n_saves == 0
+        before, published = self._saves, self._checkpoints.num_published
+        self._saves, self._counted = before + published - self._counted, published
+        due = self.every_n_saves is not None and self._saves // self.every_n_saves > before // self.every_n_saves
         name = without_last(Path(path)).name
         if not due and not (last and self.at_end and name not in [target.name for target in self._targets()]):
             return
@@ -258,7 +263,3 @@ class _Export:
         for left in (self.links, *self.target.parent.glob(killed)):
             shutil.rmtree(left, ignore_errors=True)
         self.output.close()
-
-
-def _newest(trainer: pl.Trainer) -> str:
-    return str(getattr(trainer.checkpoint_callback, "last_model_path", "") or "")

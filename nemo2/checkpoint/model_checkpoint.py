@@ -128,6 +128,11 @@ class ModelCheckpoint(Checkpoint):
         self.best_model_path = ""
         self.best_model_score: Optional[float] = None
         self.last_model_path = ""
+        self.num_saves = 0
+        """The saves that have begun. One that replaces the last is the same save."""
+        self.num_published = 0
+        """The saves among them whose checkpoints exist."""
+        self._last_target: Optional[Path] = None
         self._last_saved_step = -1
         self._last_saved_at = 0.0
         self._last_has_context = True
@@ -320,6 +325,7 @@ class ModelCheckpoint(Checkpoint):
         target = Path(self.dirpath) / self.format_checkpoint_name(values, trainer)
         if self.save_last:
             target = target.with_name(target.name + LAST_SUFFIX)
+        self.num_saves, self._last_target = self.num_saves + (target != self._last_target), target
         trainer.save_checkpoint(
             target,
             weights_only=weights_only,
@@ -356,6 +362,7 @@ class ModelCheckpoint(Checkpoint):
     def _published(self, trainer: pl.Trainer, path: Path) -> None:
         """Tidy up after a new checkpoint: remove the mark from the former last checkpoint and delete what retention
         doesn't keep."""
+        self.num_published += str(path) != self.last_model_path
         self.last_model_path = str(path)
         if self.verbose:
             rank_zero_info(f"Saved {path}.")

@@ -97,7 +97,7 @@ def test_an_export_that_fails_is_said_and_ends_nothing(
 
 def test_a_folder_that_cannot_be_written_is_refused_before_the_first_step(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    trainer: Any = SimpleNamespace(checkpoint_callback=SimpleNamespace(), ckpt_path=None, is_global_zero=True)
+    trainer: Any = SimpleNamespace(checkpoint_callback=ModelCheckpoint(), ckpt_path=None, is_global_zero=True)
     model: Any = None
     with pytest.raises(ConfigError, match="HuggingFaceExportCallback.directory: cannot write to .*inside"):
         HuggingFaceExportCallback(directory=str(tmp_path / "file" / "inside")).on_train_start(trainer, model)
@@ -168,7 +168,16 @@ def test_an_export_that_is_killed_leaves_nothing_and_the_next_is_made(
     assert any("unfinished" in name for name in found["half"]) and found["exports"] == [".run", "step=3"]
 
 
-def of_a_resumed_run(folder: str) -> list[Any]:
+class Waits(pl.Callback):
+    """Background saves are published when the next one begins, or at the end."""
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        io = trainer.strategy.checkpoint_io
+        publish = io.maybe_finalize_save_checkpoint
+        io.maybe_finalize_save_checkpoint = lambda blocking=False: blocking and publish(blocking=True)
+
+
+def of_a_resumed_run(folder: str, in_background: bool) -> list[Any]:
     """The names in the folder of exports after each start of a run, and the saves that were counted."""
     warm_exports()
     found, checkpoint = [], None
@@ -177,16 +186,23 @@ def of_a_resumed_run(folder: str) -> list[Any]:
         callback = HuggingFaceExportCallback(every_n_saves=3, keep=1)
         saves = small_runs.keep(f"{folder}/checkpoints", save_top_k=-1, every_n_train_steps=1)
         model = small_runs.build_llama(share_embeddings_and_output_weights=False)
-        small_runs.fit(model, max_steps=steps, callbacks=[callback, saves], ckpt_path=checkpoint)
+        small_runs.fit(
+            model,
+            max_steps=steps,
+            callbacks=[callback, saves, Waits()],
+            ckpt_path=checkpoint,
+            ckpt_async_save=in_background,
+        )
         checkpoint = f"{folder}/checkpoints/step={steps}"
         found.append([sorted(path.name for path in Path(folder, "hugging_face").iterdir()), callback._saves])
     return found
 
 
+@pytest.mark.parametrize("in_background", [False, True])
 def test_a_resumed_run_counts_and_keeps_the_exports_of_the_run_so_far(
-    run_on_ranks: Any, tmp_path: Path, warm_commands: dict[str, str]
+    run_on_ranks: Any, tmp_path: Path, warm_commands: dict[str, str], in_background: bool
 ) -> None:
-    [found] = run_on_ranks(of_a_resumed_run, 1, str(tmp_path), timeout=300.0, env=warm_commands)
+    [found] = run_on_ranks(of_a_resumed_run, 1, str(tmp_path), in_background, timeout=300.0, env=warm_commands)
     assert found == [[[".run", "step=2"], 2], [[".run", "step=4"], 4]]
 
 
