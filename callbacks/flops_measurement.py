@@ -42,6 +42,8 @@ class FLOPsMeasurementCallback(pl.Callback):
             the data is unknown.
     """
 
+    only_one = True
+
     def __init__(
         self,
         model_config: Optional[Any] = None,

@@ -31,6 +31,8 @@ class RuntimeEstimator(pl.Callback):
         ConfigError: another unit.
     """
 
+    only_one = True
+
     def __init__(self, time_unit: str = "hours") -> None:
         self.time_unit = time_unit
         self.divider = seconds_per(time_unit, of="RuntimeEstimator")

@@ -32,6 +32,8 @@ class SpeedMonitor(pl.Callback):
         ConfigError: another unit, or a window of less than one step.
     """
 
+    only_one = True
+
     def __init__(self, window_size: int = 100, time_unit: str = "hours") -> None:
         require_counts("SpeedMonitor", window_size=window_size)
         self.window_size = window_size

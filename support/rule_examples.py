@@ -531,6 +531,21 @@ EXAMPLES: tuple[Example, ...] = (
         "'trainer.callbacks=lightning.pytorch.callbacks.Timer(duration=4:00)'",
         "'trainer.callbacks=lightning.pytorch.callbacks.Timer(duration=4h)'",
     ),
+    example(
+        "callbacks-have-their-arguments",
+        "'trainer.callbacks=[SpeedMonitor,SpeedMonitor(time_unit=days)]->SpeedMonitor'",
+    ),
+    example(
+        "callbacks-have-their-arguments",
+        "'trainer.callbacks=[LossGuard(on_spike=skip),LossGuard(on_nonfinite=skip)]'",
+        "'trainer.callbacks=LossGuard(on_spike=skip,on_nonfinite=skip)'",
+    ),
+    example("callbacks-have-their-arguments", "trainer.callbacks=ModelCheckpoint->TimingCallback"),
+    example(
+        "callbacks-have-their-arguments",
+        "trainer.max_time=00:04:00:00 'trainer.callbacks=lightning.pytorch.callbacks.Timer(duration=4h)'",
+        "'trainer.callbacks=lightning.pytorch.callbacks.Timer(duration=4h)'",
+    ),
     example("lightning-agrees", "trainer.accelerator=GPU->auto"),
     example("lightning-agrees", "trainer.profiler=simpel->simple"),
     example("lightning-agrees", "trainer.max_time=4:00->00:04:00:00"),

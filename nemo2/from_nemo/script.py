@@ -188,7 +188,7 @@ def _unknown_attributes(tree: ast.AST, aliases: dict[str, str], *, without: list
 class _Edit(NamedTuple):
     """A part of the script that is removed or replaced."""
 
-    node: "ast.keyword | ast.expr"
+    node: "ast.keyword | ast.expr | ast.stmt"
     message: str
     replacement: Optional[str] = None
     """None: the part is removed."""
@@ -205,7 +205,7 @@ UNUSED_ARGUMENTS = {
 
 
 def _without_effect(tree: ast.AST) -> Iterator[_Edit]:
-    """Arguments of the strategy that NeMo ignores, and base classes that a run doesn't need."""
+    """Arguments and attributes of the strategy that NeMo ignores, and base classes that a run doesn't need."""
     from nemo2 import MegatronStrategy
 
     for node in ast.walk(tree):
@@ -218,6 +218,11 @@ def _without_effect(tree: ast.AST) -> Iterator[_Edit]:
                 name = keyword.arg or ""
                 if (reason := UNUSED_ARGUMENTS.get(name) or gone(MegatronStrategy, name)) is not None:
                     yield _Edit(keyword, f"removed MegatronStrategy({name}=...): {reason}")
+        elif isinstance(node, ast.Assign) and isinstance(target := node.targets[-1], ast.Attribute):
+            alone = len(node.targets) == 1 and _last(target.value) == "strategy"
+            if alone and (reason := gone(MegatronStrategy, target.attr)) is not None:
+                # "pass", because the line may be all that a function or a loop has.
+                yield _Edit(node, f"removed {ast.unparse(target)}: {reason}", "pass")
 
 
 def _misplaced_fields(tree: ast.AST) -> tuple[list[_Edit], list[tuple[int, str]]]:

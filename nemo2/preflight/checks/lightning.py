@@ -13,7 +13,7 @@ from typing import Any
 import fiddle as fdl
 
 from nemo2.base.names import sentence
-from nemo2.config.walk import class_of
+from nemo2.config.walk import class_of, node_at
 from nemo2.mcore.settle.parts import quietly, refusals_of
 from nemo2.preflight.checks.domains import TRAINER
 
@@ -78,7 +78,8 @@ def callback_problems(
 ) -> Iterator[str]:
     """The errors of callbacks of nemo2 and Lightning about their arguments. Constructors of other classes are not called:
     they may do anything. Two callbacks of a class must differ in the folder of their files, which ``written_to`` names, and
-    in their steps, whose first and end ``alone_in`` names.
+    in their steps, whose first and end ``alone_in`` names. Only one may save its state under a key, which Lightning
+    requires, or log under fixed names (``only_one``). `trainer.max_time` and `log.ckpt` count as callbacks.
 
     Args:
         callbacks: Nodes and live objects, each with its path.
@@ -87,6 +88,11 @@ def callback_problems(
         model: The model's settled configuration, at which callbacks with ``check_model`` look. None: unknown.
         recipe: The recipe, at which callbacks with ``check_recipe`` look.
     """
+    from lightning.pytorch.callbacks import Callback
+    from lightning.pytorch.utilities.model_helpers import is_overridden
+
+    beside = {"Timer": "trainer.max_time", "ModelCheckpoint": "log.ckpt"}
+    only = {key: path for key, path in beside.items() if node_at(recipe, path) is not None}
     folders: dict[tuple[Any, str], str] = {}
     spans: list[tuple[str, Any, int, int]] = []
     for path, node in callbacks:
@@ -123,6 +129,11 @@ def callback_problems(
             for refusal in refusals_of(error, rule, path):
                 name = "" if cls.__name__ in refusal.message else f"{cls.__name__}: "
                 yield f"{path}: {name}{sentence(refusal.message)}"
+            continue
+        stateful = not field and is_overridden("state_dict", callback, parent=Callback)
+        alone = stateful or getattr(cls, "only_one", False)
+        if alone and (first := only.setdefault(callback.state_key, path)) != path:
+            yield f"{path}: {first} is a {cls.__name__} too, and a run has only one. Remove one of them."
 
 
 def _error(arguments: Mapping[str, Any]) -> str:

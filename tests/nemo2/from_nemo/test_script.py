@@ -130,6 +130,12 @@ def test_what_nemo_took_without_using_it_is_taken_out_and_told(tmp_path):
     assert [one.__name__ for one in namespace["Other"].__bases__] == ["IOMixin", "object"]
 
 
+def test_what_nemo_took_as_an_attribute_of_the_strategy_is_taken_out_too():
+    removed, left = "r.trainer.strategy.store_optimizer_states = True", "s.strategy.own = s.strategy.ckpt_type = 1"
+    text = f"def edit(r):\n    {removed}  # as in NeMo\n{left}\n"
+    assert translated(text).text == text.replace(removed, "pass")
+
+
 def test_several_edits_of_one_line_leave_the_rest_of_it_alone():
     text = (
         "a = nl.MegatronStrategy(precision=1, x=2); r.recipe.trainer.strategy.overlap_grad_reduce = "

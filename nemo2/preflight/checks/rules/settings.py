@@ -173,8 +173,10 @@ def _callbacks(facts: Facts) -> Iterator[str]:
     """Each callback must have all arguments for which its class has no default, and callbacks of nemo2 and Lightning
     must accept their arguments. The files that a callback reads on this machine must exist, the modules that it names must be
     in the model, and a callback for experts requires a model with experts. Two callbacks of a class must write to two folders.
+    Of a class that saves a state or logs under fixed names, there must be only one, `log.ckpt` and `trainer.max_time` included.
 
-    Otherwise: No rank can create the callback, the run stops before its first step, or one callback's files replace the other's.
+    Otherwise: No rank can create the callback, the run stops before its first step, or one callback's files, values or settings
+    replace the other's.
     """
     incomplete = [
         f"{missing}, or remove the callback."
