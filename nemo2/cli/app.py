@@ -7,6 +7,7 @@ nemo-run.
 
 import gc
 import os
+import signal
 import sys
 import traceback
 import warnings
@@ -177,7 +178,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             for_the_command_line(redact_arguments(arguments)),
             waiting_line("nemo2: loading libraries"),
         ):
-            raise_on_signals()  # a command that is ended deletes what it has half written
+            # A command that is ended deletes what it has half written. Ctrl-C is Python's: in a chat, each one is heard.
+            raise_on_signals(signal.SIGTERM, signal.SIGHUP)
             code = _code_of(lambda: app(arguments, prog_name="nemo2"))
         sys.stdout.flush()  # A write error surfaces here. At the end of the interpreter it would print a traceback.
         return code

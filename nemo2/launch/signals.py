@@ -29,9 +29,11 @@ def own_signals() -> Iterator[None]:
             signal.signal(number, handler if handler is not None else signal.SIG_DFL)
 
 
-def raise_on_signals() -> None:
+def raise_on_signals(*numbers: signal.Signals) -> None:
     """Raise KeyboardInterrupt on SIGINT, and SystemExit with 128 plus the number on other signals, so that the ranks
     are ended. A signal that arrives within a second after one that raised is the same request.
+
+    ``numbers``: the signals; by default, all that end a run.
 
     Signals that ``nohup`` has set to be ignored stay ignored.
     """
@@ -47,6 +49,6 @@ def raise_on_signals() -> None:
         handled_at = now
         raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
 
-    for number in _ENDING:
+    for number in numbers or _ENDING:
         if number == signal.SIGINT or signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, terminate)

@@ -64,7 +64,7 @@ def test_megatron_cores_calculator_agrees_at_every_step(size, rampup):
         (16, [4, 4], "must be .start batch size, increment, samples"),
         (16, [4, 5, 40], "steps of 5 from 4 never reach global_batch_size=16"),
         (16, [32, 4, 40], "steps of 4 from 32 never reach"),
-        (16, [4, 4, 0], r"rampup_batch_size \(samples\)=0"),
+        (16, [4, 4, 0], r"rampup_batch_size\.samples=0"),
     ],
 )
 def test_a_schedule_that_leads_nowhere_is_refused(size, rampup, words):
