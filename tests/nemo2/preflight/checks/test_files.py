@@ -228,6 +228,14 @@ def test_a_name_that_no_file_system_takes_is_refused(tmp_path: Path) -> None:
     assert rules_of(recipe) == {"log-directory-is-writable"}
 
 
+def test_a_tokenizer_file_that_is_missing_is_refused_where_the_run_starts(tmp_path: Path) -> None:
+    prepare_data([__file__], tmp_path / "corpus", ByteTokenizer())
+    recipe = pretraining(tmp_path, tokenizer=Config(BPETokenizer, path=str(tmp_path / "nowhere.json")))
+    recipe.trainer.limit_val_batches = 0
+    assert rules_of(recipe) == {"tokenizer-fits-the-vocabulary"}
+    assert not find(recipe)
+
+
 def test_a_logger_that_cannot_write_is_refused_unless_its_files_go_to_the_run(tmp_path: Path) -> None:
     recipe: Any = recipes.get("llama_tiny").pretrain_recipe(dir=str(tmp_path / "runs"))
     recipe.log.tensorboard = Config(TensorBoardLogger, save_dir="/dev/null/tb")
