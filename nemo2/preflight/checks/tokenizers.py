@@ -73,7 +73,9 @@ def _built(tokenizer: Any, facts: Facts) -> Any:
         if not Path(str(value)).expanduser().exists():
             if field == "pretrained_model_name" or not facts.here:
                 return Unknown()
-            raise ConfigError(f"The tokenizer has {field}={value}, which does not exist. Set the path of an existing file.")
+            raise ConfigError(
+                f"The tokenizer has {field}={value}, which does not exist. Set the path of an existing file."
+            )
     if getattr(tokenizer, "trust_remote_code", False):
         return Unknown()  # a check runs no code of a tokenizer's folder
     try:
