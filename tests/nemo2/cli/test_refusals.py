@@ -22,7 +22,7 @@ REFUSED = {
     "finetune llama3_9b --dryrun": "There is no recipe 'llama3_9b'",
     "pretrain llama_tiny --executor slurm": "neither a profile of this name",
     "list llama9_8b": "did you mean",
-    "data preview no_such_recipe": "There is no recipe 'no_such_recipe'",
+    "data preview no_such_recipe": "no_such_recipe: there is no file, folder, data set or recipe of this name",
     # places
     "generate /no/such --prompt a": "/no/such does not exist",
     "runs report /no/such": "give a run's directory, or the name of a run below",
