@@ -44,7 +44,7 @@ class HuggingFaceExportCallback(pl.Callback):
     Args:
         every_n_saves: The number of saves between two exports. None: only the last save.
         at_end: Export the last save, whatever its number.
-        directory: The folder of the exports. None or "": ``hugging_face`` beside the folder of the checkpoints.
+        directory: The folder of the exports. None: ``hugging_face`` beside the folder of the checkpoints.
         keep: The number of this run's exports to keep, newest first. None: all.
         dtype: The dtype of the weights. None: the checkpoint's, which is fp32 under the FSDP strategies.
 

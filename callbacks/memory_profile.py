@@ -29,7 +29,7 @@ class MemoryProfileCallback(pl.Callback):
     reports once that it records nothing, and the run continues.
 
     Args:
-        dir: The folder of the files. None or "": ``memory`` in the run directory, or in the working directory without one.
+        dir: The folder of the files. None: ``memory`` in the run directory, or in the working directory without one.
         warn_cycles: Warn about reference cycles that hold GPU tensors until Python's garbage collector runs.
         ranks: The global ranks that record. Empty: all.
         max_entries: The number of allocations and frees to keep, newest first. Each takes about 1 kB of host memory.

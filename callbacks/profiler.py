@@ -36,7 +36,7 @@ class PytorchProfilerCallback(pl.Callback):
         end_step: The step before which profiling ends at the latest.
         warmup_steps: Steps in which the profiler runs without keeping its records, to exclude its own startup.
         active_steps: The number of steps in the trace.
-        trace_dir: The folder of the files. None or "": ``traces`` in the run directory, or in the working directory without
+        trace_dir: The folder of the files. None: ``traces`` in the run directory, or in the working directory without
             one.
         profiler_kwargs: Further arguments of ``torch.profiler.profile``, such as ``{"with_stack": True}``.
 

@@ -472,6 +472,7 @@ EXAMPLES: tuple[Example, ...] = (
     # Settings
     example("secrets-stay-in-the-environment", assigned=({"log.extra_loggers": [{"api_key": "0123456789"}]}, {})),
     example("paths-are-written-out", "'log.log_dir=$HOME/runs->' ->log.log_dir=/home/me/runs"),
+    example("paths-are-written-out", "resume.resume_from_path=->None"),
     example("strategy-settings-are-supported", "strategy.moe_extended_tp=True->False"),
     example("strategy-settings-are-supported", "strategy.init_model_parallel=False->True"),
     example("strategy-settings-are-supported", "strategy.setup_optimizers=False->True"),

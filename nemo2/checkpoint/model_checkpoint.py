@@ -89,7 +89,7 @@ class ModelCheckpoint(Checkpoint):
     save_context_on_train_end: bool = True
     """Save ``context/`` with the last checkpoint of training, whatever ``always_save_context`` says."""
     dirpath: Optional[str] = None
-    """The directory of the checkpoints. None or "": the logger sets ``<run>/checkpoints``."""
+    """The directory of the checkpoints. None: the logger sets ``<run>/checkpoints``."""
     filename: Optional[str] = None
     """The name of a checkpoint, with ``{model_name}``, ``{step}``, ``{consumed_samples}``, ``{epoch}`` and logged metrics,
     each with an optional format specification. As in Lightning, ``name=`` precedes each value except ``model_name``. It needs

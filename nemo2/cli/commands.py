@@ -133,6 +133,24 @@ class Group(_Parsed, TyperGroup):
 class Command(_Parsed, TyperCommand):
     """A command of nemo2."""
 
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        self._refuse_empty(ctx, args)
+        return super().parse_args(ctx, args)
+
+    def _refuse_empty(self, ctx: Any, args: list[str]) -> None:
+        """Refuse an empty argument or value of an option, which is what a shell makes of a variable without a value. typer
+        reads an empty path as the working directory."""
+        with_value = {name for one in self.params if not getattr(one, "is_flag", False) for name in one.opts}
+        for before, word in zip(["", *args], args, strict=False):
+            option, equals, value = word.partition("=")
+            option = option if equals else before
+            if value or (word and not equals):
+                continue
+            if option in with_value - _EMPTY_COUNTS:
+                raise ConfigError(f"{option}: the value is empty. Write one, or leave {option} out.")
+            if not word and option not in with_value:
+                raise ConfigError(f"{ctx.command_path} has an empty argument. Write it, or leave it out.")
+
     def invoke(self, ctx: Any) -> Any:
         token = _READ.set(ctx)
         try:
@@ -189,7 +207,7 @@ def only_with(option: str, *others: str) -> None:
         ConfigError: the command line has one of ``others``.
     """
     if option not in _on_command_line():
-        _refuse_any(others, f"read with {_spelled(option)} only")
+        _refuse_any(others, f"read with {_spelled(option)} only", f", or add {_spelled(option)}")
 
 
 def not_with(option: str, *others: str) -> None:
@@ -244,11 +262,11 @@ def as_json() -> bool:
     return "as_json" in _on_command_line()
 
 
-def _refuse_any(names: tuple[str, ...], why: str) -> None:
+def _refuse_any(names: tuple[str, ...], why: str, other_fix: str = "") -> None:
     if refused := [_spelled(name) for name in sorted(names, key=names.index) if name in _on_command_line()]:
         several = len(refused) > 1
         raise ConfigError(
-            f"{', '.join(refused)} {'are' if several else 'is'} {why}: leave {'them' if several else 'it'} out."
+            f"{', '.join(refused)} {'are' if several else 'is'} {why}: leave {'them' if several else 'it'} out{other_fix}."
         )
 
 
@@ -269,6 +287,8 @@ def _spelled(name: str) -> str:
     return next((opt for opt in parameter.opts if opt.startswith("--")), parameter.opts[0])
 
 
+_EMPTY_COUNTS = {"--system"}
+"""Options whose empty value differs from none: a template has a system message of its own."""
 _UNKNOWN = "VALUE"
 
 

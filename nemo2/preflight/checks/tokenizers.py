@@ -34,13 +34,13 @@ def known_tokenizer(facts: Facts, part: str = "model") -> Any:
         Nemo2Error: a tokenizer can't be built.
     """
     recipe = facts.recipe
-    model = SimpleNamespace(tokenizer=_built(facts.at("model.tokenizer")))
-    own, module = _built(facts.at("data.tokenizer")), facts.parts.get("data")
+    model = SimpleNamespace(tokenizer=_built(facts.at("model.tokenizer"), facts))
+    own, module = _built(facts.at("data.tokenizer"), facts), facts.parts.get("data")
     if own is None:  # a data module that is refused might have made one
         own = Unknown() if module is None and facts.data is not None else known_by_size(module)
     data = SimpleNamespace(tokenizer=own)
     choice = tokenizer_choice(recipe)
-    share_tokenizer(model, data, choice if choice is None or isinstance(choice, str) else _built(choice))
+    share_tokenizer(model, data, choice if choice is None or isinstance(choice, str) else _built(choice, facts))
     restore = getattr(getattr(recipe, "resume", None), "restore_config", None)
     path = str(getattr(restore, "path", None) or "")
     if path and getattr(restore, "load_artifacts", True):
@@ -64,13 +64,18 @@ def known_by_size(data: Any) -> Any:
     return SimpleNamespace(vocab_size=size) if tokenizer is None and on_first_use and size else tokenizer
 
 
-def _built(tokenizer: Any) -> Any:
-    """The tokenizer of a config. `Unknown`: it is a name on the hub, or its files are not on this machine."""
+def _built(tokenizer: Any, facts: Facts) -> Any:
+    """The tokenizer of a config. `Unknown`: it is a name on the hub, or its files are on the machine of the run."""
     if tokenizer is None or isinstance(tokenizer, str):
         return None
-    named = [value for field in FIELDS if (value := getattr(tokenizer, field, None)) is not None]
-    if named and not all(Path(str(value)).expanduser().exists() for value in named):
-        return Unknown()
+    named = {field: value for field in FIELDS if (value := getattr(tokenizer, field, None)) is not None}
+    for field, value in named.items():
+        if not Path(str(value)).expanduser().exists():
+            if field == "pretrained_model_name" or not facts.here:
+                return Unknown()
+            raise ConfigError(
+                f"The tokenizer has {field}={value}, which does not exist. Set the path of an existing file."
+            )
     if getattr(tokenizer, "trust_remote_code", False):
         return Unknown()  # a check runs no code of a tokenizer's folder
     try:

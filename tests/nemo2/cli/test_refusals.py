@@ -22,7 +22,7 @@ REFUSED = {
     "finetune llama3_9b --dryrun": "There is no recipe 'llama3_9b'",
     "pretrain llama_tiny --executor slurm": "neither a profile of this name",
     "list llama9_8b": "did you mean",
-    "data preview no_such_recipe": "no file, folder, data set or recipe of this name",
+    "data preview no_such_recipe": "no_such_recipe: there is no file, folder, data set or recipe of this name",
     # places
     "generate /no/such --prompt a": "/no/such does not exist",
     "runs report /no/such": "give a run's directory, or the name of a run below",
@@ -115,7 +115,7 @@ REFUSED = {
     "data preview llama_tiny:lora --seq-length 8": "--seq-length 8: llama_tiny:lora is not a file",
     "data preview llama_tiny:lora --chat-template x": "--chat-template x: llama_tiny:lora is not a file",
     "generate . --prompt a --json --output x": "--output is not read with --json",
-    "generate . --prompt a --overwrite": "--overwrite is read with --output only",
+    "generate . --prompt a --overwrite": "--overwrite is read with --output only: leave it out, or add --output.",
     "generate . --prompt a -o chats.jsonl": "chats.jsonl exists: use another name, or --overwrite.",
     "evaluate . --tasks a -o chats.jsonl": "chats.jsonl exists: use another name, or --overwrite.",
     "plan llama_tiny --html page.html": "--html is read with --search only",
@@ -130,6 +130,12 @@ REFUSED = {
     "generate x --prompt a --top-k 3": "--top-k is read with --temperature only",
     "evaluate x --text a --limit 3": "--limit is read with --tasks only",
     "show llama_tiny --diff llama_tiny --python --json": "--json is not read with --python",
+    # values that are empty, as from a variable of the shell
+    "pretrain llama_tiny --dir=": "--dir: the value is empty. Write one, or leave --dir out.",
+    "pretrain llama_tiny --data ''": "--data: the value is empty",
+    "generate --from= --prompt a": "--from: the value is empty",
+    "generate '' --prompt a": "nemo2 generate has an empty argument. Write it, or leave it out.",
+    "generate '' --system '' --chat": "nemo2 generate has an empty argument",
     "pretrain llama_tiny --detach": "a run on this machine ends with its command",
     "pretrain llama_tiny --gpus H100x2": "--gpus H100: the run would start on this machine's CPUs",
 }  # fmt: skip

@@ -13,6 +13,7 @@ from nemo2.checkpoint.paths import HUGGING_FACE, missing
 from nemo2.mcore.settle.world import devices_problem, nodes_problem, world_of
 from nemo2.preflight.checks.facts import Facts, number
 from nemo2.preflight.checks.rule import Topic
+from nemo2.preflight.checks.rules.parts import loggers_of
 from nemo2.preflight.checks.tokenizers import Unknown, known_tokenizer, tokenizer_of
 from nemo2.training.run_dir.directory import DEFAULT_BASE, link_in, problems_of_copies
 
@@ -72,7 +73,7 @@ def _name(facts: Facts) -> Iterator[str]:
     if getattr(log, "explicit_log_dir", None):
         return  # in whose place neither is used
     for field in ("name", "version"):
-        if value := getattr(log, field, None):
+        if (value := getattr(log, field, None)) is not None:
             try:
                 safe_name(value, field=f"log.{field}")
             except ConfigError as error:
@@ -95,8 +96,8 @@ def _search(facts: Facts) -> Iterator[str]:
 
 @FILES.rule("log-directory-is-writable", local=True)
 def _log_directory(facts: Facts) -> Iterator[str]:
-    """The directories of runs, checkpoints and indices must be writable, the run's must contain no links, and files
-    to copy into it must exist.
+    """The directories of runs, checkpoints, loggers and indices must be writable, the run's must contain no links, and
+    files to copy into it must exist.
 
     Otherwise: The run stops before its first step.
     """
@@ -115,6 +116,10 @@ def _log_directory(facts: Facts) -> Iterator[str]:
         directories[field] = getattr(data, "cache_root", None)
     for name in ("packed_train_data_path", "packed_val_data_path"):
         directories[f"data.packed_sequence_specs.{name}"] = getattr(packs, name, None)
+    moved = ("TensorBoardLogger", "WandbLogger") if getattr(log, "update_logger_directory", False) else ()
+    for path, kind, arguments in loggers_of(facts):
+        if kind not in moved:
+            directories[f"{path}.save_dir"] = arguments.get("save_dir")
     problems = [
         f"{field}={directory}: this directory cannot be created or written. Set {field} to a writable directory."
         for field, directory in directories.items()

@@ -61,7 +61,7 @@ def _loggers(facts: Facts) -> Iterator[str]:
     """
     from nemo2.training.run_dir.trackers import missing_package  # ranks skip these two rules
 
-    for path, kind, _ in _loggers_of(facts):
+    for path, kind, _ in loggers_of(facts):
         if package := missing_package(kind):
             yield (
                 f"{path}: {kind} requires {package}, which is not installed. Run `pip install {package}`, or remove "
@@ -77,12 +77,12 @@ def _logins(facts: Facts) -> Iterator[str]:
     """
     from nemo2.training.run_dir.trackers import missing_login
 
-    for path, kind, arguments in _loggers_of(facts):
+    for path, kind, arguments in loggers_of(facts):
         if why := missing_login(kind, arguments):
             yield f"{path}: {why}."
 
 
-def _loggers_of(facts: Facts) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
+def loggers_of(facts: Facts) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
     """The path, class and arguments of each logger of a recipe."""
     log, trainer = facts.at("log"), facts.at("trainer")
     for owner, place, field in (

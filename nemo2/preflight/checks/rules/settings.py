@@ -20,6 +20,8 @@ SETTINGS = Topic("Settings", needs_sizes=False)
 AGREEMENT = Topic("Settings that must agree")
 LAST = Topic("Megatron-Core's own checks")
 _VARIABLE = re.compile(r"(?:^|/)(\$(?:\w+|\{\w+\}))(?:/|$)")
+_PATH = re.compile(r"(?:^|_)(?:path|dir|dirpath|directory|root|folder|file)s?$")
+"""The names of fields that hold a path."""
 
 
 @SETTINGS.rule("secrets-stay-in-the-environment")
@@ -31,7 +33,7 @@ def _secrets(facts: Facts) -> Iterator[str]:
     checkpoint.
     """
     for place, name, value in _texts_of(facts):
-        if is_secret_field(name) or holds_secret(value):
+        if value and (is_secret_field(name) or holds_secret(value)):
             yield (
                 f"{place} holds a secret, and nemo2 saves the recipe in several files. Remove it from the recipe, and "
                 "set the library's environment variable instead (HF_TOKEN, WANDB_API_KEY, COMET_API_KEY)."
@@ -40,11 +42,16 @@ def _secrets(facts: Facts) -> Iterator[str]:
 
 @SETTINGS.rule("paths-are-written-out")
 def _variables(facts: Facts) -> Iterator[str]:
-    """A path must not contain an environment variable. `~` is the home directory.
+    """A path must not be empty, and must not contain an environment variable. `~` is the home directory.
 
-    Otherwise: The run reads and writes in a folder whose name is `$HOME`, or another variable's.
+    Otherwise: The run takes an empty path as none, and reads and writes in a folder whose name is `$HOME`, or another variable's.
     """
-    for place, _, value in _texts_of(facts):
+    for place, name, value in _texts_of(facts):
+        if not value and _PATH.search(name):
+            yield (
+                f"{place}='': the path is empty. Write it out, or set None where no path is meant. On a command line, a "
+                "variable of the shell without a value leaves an empty text."
+            )
         if variable := _VARIABLE.search(value):
             yield (
                 f"{place}={value!r}: {variable.group(1)} is taken as the name of a folder, because recipes don't read "
@@ -53,18 +60,18 @@ def _variables(facts: Facts) -> Iterator[str]:
 
 
 def _texts_of(facts: Facts) -> Iterator[tuple[str, str, str]]:
-    """The path, name and value of each text of a recipe that isn't empty."""
+    """The path, name and value of each text of a recipe."""
     for path, node in iterate_nodes(facts.recipe):
         yield from _texts_in(node.__arguments__, path, "")
 
 
 def _texts_in(value: Any, path: str, name: str) -> Iterator[tuple[str, str, str]]:
     """The texts of a mapping or list and its contents. Configs in it are searched separately."""
-    if isinstance(value, str | PurePath) and str(value):
+    if isinstance(value, str | PurePath):
         yield path, name, str(value)
     elif isinstance(value, list | tuple):
         for number, item in enumerate(value):
-            yield from _texts_in(item, f"{path}[{number}]", "")
+            yield from _texts_in(item, f"{path}[{number}]", name)
     elif isinstance(value, Mapping):
         for key, item in value.items():
             yield from _texts_in(item, f"{path}.{key}" if path else str(key), str(key))

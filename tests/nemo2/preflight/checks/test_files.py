@@ -8,12 +8,14 @@ from typing import Any
 
 import pytest
 from lightning.pytorch.callbacks import EarlyStopping
+from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 
 from nemo2 import llm, recipes
 from nemo2.checkpoint.auto_resume import RestoreConfig
 from nemo2.checkpoint.context import write_parts
 from nemo2.checkpoint.directory import Manifest, write_manifest
 from nemo2.config import Config
+from nemo2.config.overrides import apply_overrides
 from nemo2.data.finetuning.hf_dataset import HFDatasetDataModule
 from nemo2.data.finetuning.module import ChatDataModule, FineTuningDataModule
 from nemo2.data.finetuning.packing import PackedSequenceSpecs
@@ -224,6 +226,31 @@ def test_a_run_that_must_resume_finds_its_checkpoint_where_its_settings_say(tmp_
 def test_a_name_that_no_file_system_takes_is_refused(tmp_path: Path) -> None:
     recipe: Any = recipes.get("llama_tiny").pretrain_recipe(dir=str(tmp_path / ("x" * 300)))
     assert rules_of(recipe) == {"log-directory-is-writable"}
+
+
+def test_a_tokenizer_file_that_is_missing_is_refused_where_the_run_starts(tmp_path: Path) -> None:
+    prepare_data([__file__], tmp_path / "corpus", ByteTokenizer())
+    recipe = pretraining(tmp_path, tokenizer=Config(BPETokenizer, path=str(tmp_path / "nowhere.json")))
+    recipe.trainer.limit_val_batches = 0
+    assert rules_of(recipe) == {"tokenizer-fits-the-vocabulary"}
+    assert not find(recipe)
+
+
+def test_a_logger_that_cannot_write_is_refused_unless_its_files_go_to_the_run(tmp_path: Path) -> None:
+    recipe: Any = recipes.get("llama_tiny").pretrain_recipe(dir=str(tmp_path / "runs"))
+    recipe.log.tensorboard = Config(TensorBoardLogger, save_dir="/dev/null/tb")
+    assert rules_of(recipe) == set()
+    recipe.log.extra_loggers = [Config(CSVLogger, save_dir="/dev/null/csv")]
+    assert rules_of(recipe) == {"log-directory-is-writable"}
+    recipe.log.extra_loggers, recipe.log.update_logger_directory = None, False
+    assert rules_of(recipe) == {"log-directory-is-writable"}
+
+
+@pytest.mark.parametrize("setting", ["log.log_dir", "log.name", "resume.resume_from_path", "data.directory"])
+def test_an_empty_path_or_name_is_refused(setting: str) -> None:
+    recipe: Any = recipes.get("llama_tiny").pretrain_recipe()
+    apply_overrides(recipe, [f"{setting}="])
+    assert rules_of(recipe) == {"run-name-is-a-folder" if setting == "log.name" else "paths-are-written-out"}
 
 
 @pytest.mark.parametrize("explicit", [True, False])
