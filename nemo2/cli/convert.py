@@ -51,7 +51,7 @@ def import_weights(
     # Before torch is imported.
     folder = source.removeprefix("hf://") if source.startswith("hf:///") else source
     if "://" not in folder and not Path(folder).expanduser().is_dir():
-        raise CheckpointError(f"{source}: there is no directory {folder}.")
+        raise CheckpointError(f"{source}: there is no such directory. A release on the hub is hf://organisation/name.")
     refuse_existing(output, overwrite=overwrite)
     from nemo2.hugging_face.api import import_ckpt
     from nemo2.hugging_face.checkpoint import Checkpoint as Opened
