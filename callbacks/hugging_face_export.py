@@ -143,8 +143,8 @@ class HuggingFaceExportCallback(pl.Callback):
     def _check_for_save(self, *, last: bool = False) -> None:
         """Check for new saves since the last call, of which the newest is exported, and for an export that has ended."""
         self._advance()
-        assert self._checkpoints is not None
-        if not (path := self._checkpoints.last_model_path):
+        # A run that was complete when it began has started no training.
+        if self._checkpoints is None or not (path := self._checkpoints.last_model_path):
             return
         before, published = self._saves, self._checkpoints.num_published
         self._saves, self._counted = before + published - self._counted, published
