@@ -15,4 +15,4 @@ __version__ = "0.1.0"
 quiet_known_warnings()
 share_cudnn()
 
-__getattr__, __dir__, __all__ = front_door(__name__, __file__, nemo="nemo.lightning")  # pyright: ignore[reportUnsupportedDunderAll]
+__getattr__, __dir__, __all__ = front_door(__name__, __file__, fallback="nemo2.from_nemo.modules:in_lightning")  # pyright: ignore[reportUnsupportedDunderAll]

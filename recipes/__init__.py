@@ -18,5 +18,5 @@ from nemo2.recipes._find import own as own
 from nemo2.recipes._shipped import names
 
 announce(f"{__name__}._factories")
-__getattr__, __dir__, _ = front_door(__name__, __file__, modules=names(), nemo="nemo.collections.llm.recipes")
+__getattr__, __dir__, _ = front_door(__name__, __file__, modules=names(), fallback="nemo2.from_nemo.modules:in_recipes")
 __all__ = names()  # pyright: ignore[reportUnsupportedDunderAll]

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterable
 from importlib import import_module
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 
@@ -26,7 +27,7 @@ class UnknownAttribute(AttributeError):
 
 
 def front_door(
-    package: str, file: str, modules: Iterable[str] = (), nemo: str = ""
+    package: str, file: str, modules: Iterable[str] = (), fallback: str = ""
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
     """``__getattr__``, ``__dir__`` and ``__all__`` of a package, from the stub beside its ``__init__.py``, ``file``.
 
@@ -34,8 +35,8 @@ def front_door(
     is stored in the package, so that it is looked up once per process. An unknown name is an AttributeError with the
     nearest known names.
 
-    ``nemo`` is the package of NeMo 2.0 whose modules are attributes too. They aren't listed, and one of the package's own
-    modules comes before NeMo's of the same name: an import of it would replace that attribute.
+    ``fallback`` is a function, as ``module:function``, that is called with a name that neither the stub nor a file of the
+    package has, and answers None where it doesn't know it either. Its names aren't listed, and it isn't imported before.
     """
     homes = {**stub_homes(Path(file).with_suffix(".pyi").read_text()), **dict.fromkeys(modules, package)}
 
@@ -43,11 +44,8 @@ def front_door(
         home = homes.get(name)
         if home is None and not name.startswith("_") and Path(file).with_name(f"{name}.py").exists():
             home = package
-        if home is None and nemo:
-            # By its text, because the room that knows NeMo's names is far above this one.
-            module = import_module("nemo2.from_nemo.modules").nemo_module(f"{nemo}.{name}")
-            if module is not None:
-                return module
+        if home is None and fallback and (value := resolve_name(fallback)(name)) is not None:
+            return value
         if home is None:
             error = UnknownAttribute(package, name)
             error.known = homes

@@ -18,6 +18,19 @@ def nemo_module(path: str) -> Optional[ModuleType]:
     return _NemoModule(path) if is_module else None
 
 
+# What the front doors ask for a name that they don't have: NeMo's module of that name.
+def in_lightning(name: str) -> Optional[ModuleType]:
+    return nemo_module(f"nemo.lightning.{name}")
+
+
+def in_llm(name: str) -> Optional[ModuleType]:
+    return nemo_module(f"nemo.collections.llm.{name}")
+
+
+def in_recipes(name: str) -> Optional[ModuleType]:
+    return nemo_module(f"nemo.collections.llm.recipes.{name}")
+
+
 class _NemoModule(ModuleType):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):

@@ -7,4 +7,4 @@ modules, and every recipe by name (``llm.llama3_8b.pretrain_recipe()``).
 
 from nemo2.base.lazy import front_door
 
-__getattr__, __dir__, __all__ = front_door(__name__, __file__, nemo="nemo.collections.llm")  # pyright: ignore[reportUnsupportedDunderAll]
+__getattr__, __dir__, __all__ = front_door(__name__, __file__, fallback="nemo2.from_nemo.modules:in_llm")  # pyright: ignore[reportUnsupportedDunderAll]

@@ -180,40 +180,6 @@ EXPORT cudaError_t pretend_cudaGetDeviceFlags(unsigned* f) {
   return cudaSuccess;
 }
 
-const char* error_name(int e) {
-  switch (e) {
-    case 0: return "cudaSuccess";
-    case 1: return "cudaErrorInvalidValue";
-    case 2: return "cudaErrorMemoryAllocation";
-    case 9: return "cudaErrorInvalidConfiguration";
-    case 13: return "cudaErrorInvalidSymbol";
-    case 52: return "cudaErrorMissingConfiguration";
-    case 100: return "cudaErrorNoDevice";
-    case 101: return "cudaErrorInvalidDevice";
-    case 201: return "cudaErrorDeviceUninitialized";
-    case 400: return "cudaErrorInvalidResourceHandle";
-    case 401: return "cudaErrorIllegalState";
-    case 600: return "cudaErrorNotReady";
-    case 704: return "cudaErrorPeerAccessAlreadyEnabled";
-    case 712: return "cudaErrorHostMemoryAlreadyRegistered";
-    case 713: return "cudaErrorHostMemoryNotRegistered";
-    case 801: return "cudaErrorNotSupported";
-    case 900: return "cudaErrorStreamCaptureUnsupported";
-    case 901: return "cudaErrorStreamCaptureInvalidated";
-    case 902: return "cudaErrorStreamCaptureMerge";
-    case 903: return "cudaErrorStreamCaptureUnmatched";
-    case 904: return "cudaErrorStreamCaptureUnjoined";
-    case 905: return "cudaErrorStreamCaptureIsolation";
-    case 906: return "cudaErrorStreamCaptureImplicit";
-    case 907: return "cudaErrorCapturedEvent";
-    case 908: return "cudaErrorStreamCaptureWrongThread";
-    default: return "cudaError(other)";
-  }
-}
-EXPORT const char* pretend_cudaGetErrorName(cudaError_t e) { return error_name(e); }
-EXPORT const char* pretend_cudaGetErrorString(cudaError_t e) {
-  return e == cudaErrorMemoryAllocation ? "out of memory" : error_name(e);
-}
 // Programs ask for driver functions by name. One that has no behaviour here gets a function that returns success.
 static CUresult succeed() { return CUDA_SUCCESS; }
 
