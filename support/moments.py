@@ -9,7 +9,7 @@ rows of it to the model.
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from nemo2.checkpoint.pieces import Piece as StoredPiece
+from nemo2.checkpoint.shards import Shard
 from nemo2.mcore.parallel.norm_names import renamed_norms
 from support.gradients import Name, Piece
 
@@ -24,9 +24,9 @@ def holds_gradients(strategy: Any) -> bool:
     return isinstance(strategy, MegatronStrategy) and not strategy.fsdp
 
 
-def first_moments(strategy: Any) -> list[StoredPiece]:
+def first_moments(strategy: Any) -> list[Shard]:
     """This rank's rows of Adam's first moment. Every rank calls it."""
-    return [piece for piece in strategy.form.pieces(model=False, optimizer=True) if piece.key.startswith(KEY)]
+    return [piece for piece in strategy.form.shards(model=False, optimizer=True) if piece.key.startswith(KEY)]
 
 
 def clipped(norm: float, limit: float) -> float:

@@ -47,7 +47,7 @@ class FirstGradients(pl.Callback):
 
     def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
         """Takes the gradients of a model that isn't sharded from Megatron-Core's gradient buffers."""
-        from nemo2.checkpoint.pieces import stored_pieces
+        from nemo2.checkpoint.shards import stored_shards
         from nemo2.mcore.parallel.stored_names import stored_names
 
         if self.pieces or not moments.holds_gradients(trainer.strategy):
@@ -56,7 +56,7 @@ class FirstGradients(pl.Callback):
         names = stored_names(core)
         for name, parameter in core.named_parameters():
             moment = parameter.main_grad.float() * (1 - BETA1)
-            self._add(stored_pieces(names[name], moment, prefix=moments.KEY))
+            self._add(stored_shards(names[name], moment, prefix=moments.KEY))
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         if not self.pieces:

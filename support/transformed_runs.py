@@ -111,12 +111,12 @@ def train(
 
 
 def _values(trainer: Any) -> dict[str, torch.Tensor]:
-    """This rank's values of every parameter; of those that no longer have their names, torch's pieces."""
+    """This rank's values of every parameter; of those that no longer have their names, torch's shards."""
     strategy = trainer.strategy
-    if hasattr(strategy.form, "pieces"):
+    if hasattr(strategy.form, "shards"):
         return {
-            f"{piece.key}{piece.offset}": piece.tensor.detach().clone()
-            for piece in strategy.form.pieces(optimizer=False)
+            f"{shard.key}{shard.offset}": shard.tensor.detach().clone()
+            for shard in strategy.form.shards(optimizer=False)
         }
     return small_runs.parameters(trainer)
 

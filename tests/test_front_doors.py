@@ -57,7 +57,7 @@ FOR_NO_RANK = (
     *("nemo2.cli.", "nemo2.launch", "nemo2.from_nemo", "nemo2.hugging_face", "nemo2.preflight.planner"),
     *("nemo2.preflight.rehearse", "nemo2.preflight.explain", "nemo2.models.walker", "nemo2.models.conversion"),
     *("nemo2.training.strategies.fsdp", "nemo2.training.strategies.torch_sharded", "nemo2.checkpoint.changes"),
-    *("nemo2.checkpoint.pieces", "nemo2.config.policy", "nemo2.config.overrides"),
+    *("nemo2.checkpoint.shards", "nemo2.config.policy", "nemo2.config.overrides"),
 )
 
 

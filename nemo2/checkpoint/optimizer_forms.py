@@ -8,7 +8,7 @@ half          bf16 or fp16 parameters: the moments, and fp32 copies under ``opti
 distributed   sharded over data-parallel ranks: the moments, and fp32 copies under ``optimizer.state.param.<name>``
 
 Strategies that shard parameters store the moments under the same names, and fp32 parameters under the model's
-(`pieces`).
+(`shards`).
 
 With expert parallelism there are two optimizers in a chain, the second for the experts. The tensors have names by which
 Megatron-Core finds them anywhere in a checkpoint. The state is therefore requested in the required shape under the
@@ -30,7 +30,7 @@ from nemo2.base.errors import CheckpointError
 from nemo2.checkpoint.foreign_files import NEMO_STATE, is_nemo
 
 if TYPE_CHECKING:
-    from nemo2.checkpoint.pieces import Piece
+    from nemo2.checkpoint.shards import Shard
 
 Form = Literal["plain", "half", "distributed"]
 _MAIN_PARAMETER = {"plain": "", "half": "optimizer.state.fp32_param.", "distributed": "optimizer.state.param."}
@@ -189,16 +189,16 @@ def scaler_of(saved: Any) -> Optional[dict[str, Any]]:
     return next((part["grad_scaler"] for part in _chain(saved) if "grad_scaler" in part), None)
 
 
-# ------------------------------------------------------------------------------------------------------ pieces
+# ------------------------------------------------------------------------------------------------------ shards
 
 
-def from_pieces(wanted: Any, extras: dict[str, Any]) -> dict[str, Any]:
-    """An optimizer's state saved as pieces, converted for `under_saved_names` and `completed`: the plain form, with the
+def from_shards(wanted: Any, extras: dict[str, Any]) -> dict[str, Any]:
+    """An optimizer's state saved as shards, converted for `under_saved_names` and `completed`: the plain form, with the
     groups of ``wanted``.
 
     Args:
         wanted: The sharded state of this run's optimizer.
-        extras: The entries beside the pieces: "step" and "loss_scaler".
+        extras: The entries beside the shards: "step" and "loss_scaler".
     """
     step, scaler = extras.get("step"), extras.get("loss_scaler")
     counted = {} if step is None else {"step": step}  # SGD counts no updates
@@ -211,17 +211,17 @@ def from_pieces(wanted: Any, extras: dict[str, Any]) -> dict[str, Any]:
     return {**saved, "grad_scaler": scaler} if scaler else saved
 
 
-def into_pieces(pieces: "Sequence[Piece]", stored: Collection[str]) -> "list[Piece]":
-    """The requests for reading ``pieces`` of a model and its optimizer from a checkpoint with the tensors ``stored``.
+def into_shards(shards: "Sequence[Shard]", stored: Collection[str]) -> "list[Shard]":
+    """The requests for reading ``shards`` of a model and its optimizer from a checkpoint with the tensors ``stored``.
 
     fp32 parameters are read from the optimizer's copies, if it had any. Step counts that aren't stored are left out;
     `set_steps` sets them.
     """
     requests = []
-    for piece in pieces:
-        if piece.key.startswith(_STEP) and piece.key not in stored:
+    for shard in shards:
+        if shard.key.startswith(_STEP) and shard.key not in stored:
             continue
-        requests.append(replace(piece, key=_main_parameter(piece.key, stored)))
+        requests.append(replace(shard, key=_main_parameter(shard.key, stored)))
     return requests
 
 

@@ -15,15 +15,15 @@ from nemo2.checkpoint.directory import sha256, weights_dir
 from nemo2.checkpoint.failures import reason_of
 from nemo2.checkpoint.io import MegatronCheckpointIO
 from nemo2.checkpoint.metadata import COMMON
-from nemo2.checkpoint.pieces import Piece, load_pieces, save_pieces
+from nemo2.checkpoint.shards import Shard, load_shards, save_shards
 from nemo2.config.capture import configurable
 
 
 @configurable
 class TorchCheckpointIO(MegatronCheckpointIO):
-    """Saves and loads lists of `Piece` with torch.distributed.checkpoint, and plain data in Megatron-Core's format.
+    """Saves and loads lists of `Shard` with torch.distributed.checkpoint, and plain data in Megatron-Core's format.
 
-    A checkpoint is a dictionary of plain data, with the list under "pieces" and other named objects under "objects".
+    A checkpoint is a dictionary of plain data, with the list under "shards" and other named objects under "objects".
     Saving waits until the files are written.
     """
 
@@ -31,12 +31,12 @@ class TorchCheckpointIO(MegatronCheckpointIO):
         super().__init__(async_save=False)
 
     def _plan(self, checkpoint: dict[str, Any], weights: Path, content_metadata: Optional[dict]) -> Any:
-        del content_metadata  # pieces record how they were sharded
+        del content_metadata  # shards record how they were sharded
         writing = _Writing(checkpoint, weights)
         return writing, writing
 
-    def load_into(self, pieces: list[Piece], path: os.PathLike | str) -> None:
-        """Read the checkpoint into the pieces, in place. Every rank calls it.
+    def load_into(self, shards: list[Shard], path: os.PathLike | str) -> None:
+        """Read the checkpoint into the shards, in place. Every rank calls it.
 
         Raises:
             CheckpointError: the checkpoint is missing or incomplete, or doesn't fit.
@@ -45,7 +45,7 @@ class TorchCheckpointIO(MegatronCheckpointIO):
         checkpoint = Path(path)
         self.loading.check(checkpoint)
         with self.loading.our_errors(checkpoint) as agree:
-            load_pieces(pieces, weights_dir(checkpoint), agree)
+            load_shards(shards, weights_dir(checkpoint), agree)
             self.loading.compare(checkpoint)
 
 
@@ -68,16 +68,16 @@ class _Writing:
     """The request and the record of one save, in the form of `MegatronCheckpointIO`."""
 
     def __init__(self, checkpoint: dict[str, Any], weights: Path) -> None:
-        self.pieces: list[Piece] = checkpoint["pieces"]
+        self.shards: list[Shard] = checkpoint["shards"]
         self.objects: dict[str, Any] = checkpoint.get("objects", {})
-        self.plain = {key: value for key, value in checkpoint.items() if key not in ("pieces", "objects")}
+        self.plain = {key: value for key, value in checkpoint.items() if key not in ("shards", "objects")}
         self.weights = weights
         self.hashes: dict[str, str] = {}
         """The SHA-256 of each file that this rank wrote, by name."""
 
     def execute_sync(self) -> None:
         ranks.on_rank_zero(self._write_plain, error=CheckpointError)
-        save_pieces(self.pieces, self.weights, self.objects)
+        save_shards(self.shards, self.weights, self.objects)
         self.hashes = {file.name: sha256(file) for file in self.weights.glob(f"__{ranks.rank()}_*.distcp")}
 
     def _write_plain(self) -> None:

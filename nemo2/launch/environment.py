@@ -17,8 +17,8 @@ import nemo_run
 
 from nemo2.base.advice import print_warning
 from nemo2.config.walk import callbacks_of, class_of
+from nemo2.launch.executor_ranks import set_ranks
 from nemo2.launch.local import split_secrets
-from nemo2.launch.shape import give_shape
 from nemo2.mcore.parallel.cuda_graphs import kind_of
 from nemo2.mcore.settle.machine import Machine
 from nemo2.mcore.settle.run_settings import overlap_callbacks
@@ -219,7 +219,7 @@ def variable_origins(
         ConfigError: a plugin rejects the run, or the executor can't have this shape.
     """
     executor = executor or nemo_run.LocalExecutor(launcher="torchrun")
-    give_shape(executor, devices=devices, nodes=nodes)
+    set_ranks(executor, devices=devices, nodes=nodes)
     set_by: list[tuple[str, dict[str, str]]] = [(profile or type(executor).__name__, dict(executor.env_vars))]
     for plugin in plugins:
         before = dict(executor.env_vars)

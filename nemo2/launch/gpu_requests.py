@@ -10,7 +10,7 @@ from nemo_run.core.execution.launcher import Launcher
 from nemo2.base.advice import advice, print_warning
 from nemo2.base.counts import counted
 from nemo2.base.errors import ConfigError
-from nemo2.launch.shape import launcher_of
+from nemo2.launch.executor_ranks import launcher_of
 
 _RESOURCE = re.compile(r"(?:gres/)?gpu(?::[^:,=]*[^:,=\d][^:,=]*)?(?:[:=](\d+))?\Z")
 
@@ -20,7 +20,7 @@ _SHAPE = re.compile(r"gpu\.(?:(\d+)x)?")
 
 def check_gpus(executor: Any, recipe: Any, *, devices: int, nodes: int) -> None:
     """Refuse an executor that requests fewer GPUs per node than there are ranks. Report one that requests more, or none.
-    `nemo2.launch.shape` sets the number on the executors whose ranks are counted in GPUs.
+    `nemo2.launch.executor_ranks` sets the number on the executors whose ranks are counted in GPUs.
 
     Raises:
         ConfigError: there are more ranks than GPUs.

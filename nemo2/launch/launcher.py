@@ -21,12 +21,12 @@ from nemo2.launch.announce import print_end, print_start
 from nemo2.launch.clusters import resolve_executor
 from nemo2.launch.environment import known_variables, set_variables
 from nemo2.launch.executor_fields import check_fields, start_with_torchrun, text_variables, warn_of_unused_fields
+from nemo2.launch.executor_ranks import refuse_other_ranks, set_ranks
 from nemo2.launch.experiment import on_experiment
 from nemo2.launch.gpu_requests import check_gpus
 from nemo2.launch.plugins.apply import Plugins, apply_plugins, build_plugins
 from nemo2.launch.request import LaunchRequest
 from nemo2.launch.result import RunResult
-from nemo2.launch.shape import give_shape, refuse_other_shape
 from nemo2.launch.slurm.run import on_slurm
 from nemo2.launch.slurm.settings import ClusterSettings
 from nemo2.mcore.settle.machine import Machine
@@ -114,7 +114,7 @@ def launch(
         check_types(recipe)
     named_devices, named_nodes = devices, nodes
     devices, nodes, name = apply_shape(recipe, machine, devices=devices, nodes=nodes, name=name)
-    refuse_other_shape(
+    refuse_other_ranks(
         executor, devices=devices if named_devices is None else None, nodes=nodes if named_nodes is None else None
     )
     title = safe_name(name)
@@ -123,7 +123,7 @@ def launch(
     experiment_id = f"{title}_{time.time_ns()}"
     reasons: list[str] = []
     if built := build_plugins(plugins):
-        give_shape(executor, devices=devices, nodes=nodes)
+        set_ranks(executor, devices=devices, nodes=nodes)
         reasons = apply_plugins(built, recipe, executor, experiment_id=experiment_id)
         check_fields(executor)
         devices, nodes, name = apply_shape(recipe, machine, devices=None, nodes=None, name=name)
@@ -146,7 +146,7 @@ def launch(
             _refuse_finished_run(recipe)
     _warn_of_random_data(recipe)
     warn_of_unused_fields(executor)
-    give_shape(executor, devices=devices, nodes=nodes)
+    set_ranks(executor, devices=devices, nodes=nodes)
     request = LaunchRequest(
         recipe=recipe,
         executor=executor,

@@ -40,11 +40,11 @@ from nemo2.hugging_face.checkpoint import Checkpoint
 from nemo2.mcore.optim.base import OptimizerModule
 from nemo2.mcore.optim.lr_scheduler import set_last_rates
 from nemo2.mcore.optim.megatron import MegatronOptimizerModule
+from nemo2.mcore.parallel.groups import collective_timeout
 from nemo2.mcore.parallel.hooks import CallbackConnector
 from nemo2.mcore.parallel.megatron_parallel import MegatronParallel, MegatronStep
 from nemo2.mcore.precision import MegatronMixedPrecision
 from nemo2.training.strategies.set_up import set_up
-from nemo2.training.strategies.world import collective_timeout
 from nemo2.training.strategy import MegatronStrategy
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from nemo2.checkpoint.pieces import Piece
+from nemo2.checkpoint.shards import Shard
 from support import gradients, moments
 from support.nightly import each_case
 from tests.long.parity import layouts, measure, reordered, run, verdict
@@ -134,13 +134,13 @@ class OfAdam:
     def form(self) -> "OfAdam":
         return self
 
-    def pieces(self, *, model: bool, optimizer: bool) -> list[Piece]:
+    def shards(self, *, model: bool, optimizer: bool) -> list[Shard]:
         assert optimizer and not model
         rows = torch.tensor([[[0.1, 0.2], [0.3, 0.4]]])
         second = torch.full((1, 2, 2), 9.0)
         return [
-            Piece(key=f"{moments.KEY}module.layers.w", tensor=rows, offset=(1, 1, 0), global_shape=(2, 4, 2)),
-            Piece(
+            Shard(key=f"{moments.KEY}module.layers.w", tensor=rows, offset=(1, 1, 0), global_shape=(2, 4, 2)),
+            Shard(
                 key="optimizer.state.exp_avg_sq.module.layers.w",
                 tensor=second,
                 offset=(1, 1, 0),

@@ -4,7 +4,7 @@
 Each strategy has a form (`nemo2.training.strategies.base`). A form is one file with a subclass of `form.Form`:
 
     megatron       Megatron-Core's sharded state
-    pieces         rows of parameters that are sharded over data-parallel ranks; the base of the two below
+    shards         rows of parameters that are sharded over data-parallel ranks; the base of the two below
     dtensors       for torch's ``fully_shard`` and FullyShardedDataParallel
     megatron_fsdp  for Megatron-FSDP
 """

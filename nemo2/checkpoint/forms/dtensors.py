@@ -12,7 +12,7 @@ from torch.distributed.checkpoint.state_dict import (
     set_optimizer_state_dict,
 )
 
-from nemo2.checkpoint.forms.pieces import Held, PieceForm
+from nemo2.checkpoint.forms.sharded import LocalShard, ShardedForm
 from nemo2.mcore.optim.sharded import ShardedOptimizer
 from nemo2.mcore.parallel.megatron_parallel import unwrap
 from nemo2.mcore.parallel.plain_chunk import PlainChunk
@@ -21,7 +21,7 @@ from nemo2.mcore.parallel.stored_names import StoredChunk
 from nemo2.mcore.parallel.transform import tell_of_loaded_weights
 
 
-class DTensorForm(PieceForm):
+class DTensorForm(ShardedForm):
     """The form for the single chunk of a strategy that uses torch's ``fully_shard``, and for its `ShardedOptimizer`."""
 
     chunk: StoredChunk
@@ -31,9 +31,9 @@ class DTensorForm(PieceForm):
     def chunks(self) -> list[StoredChunk]:
         return [self.chunk]
 
-    def model_state(self) -> dict[str, Held]:
+    def model_state(self) -> dict[str, LocalShard]:
         state = self.core.state_dict(keep_vars=True)
-        return {name: Held.of(self.chunk, name, state[name]) for name in self.chunk.stored}
+        return {name: LocalShard.of(self.chunk, name, state[name]) for name in self.chunk.stored}
 
     @property
     def optimizer(self) -> ShardedOptimizer:
@@ -74,12 +74,12 @@ class FlatForm(DTensorForm):
 
     _states: tuple[Any, Any] = field(default_factory=lambda: ({}, {}), init=False)
 
-    def model_state(self) -> dict[str, Held]:
+    def model_state(self) -> dict[str, LocalShard]:
         state = get_model_state_dict(self._wrapped)
         self._states = (state, self._states[1])
         return self._named(state)
 
-    def optimizer_states(self) -> dict[str, Held]:
+    def optimizer_states(self) -> dict[str, LocalShard]:
         state = get_optimizer_state_dict(self._wrapped, self.optimizer.optimizer)
         self._states = (self._states[0], state)
         return self._named(state["state"])
@@ -98,7 +98,9 @@ class FlatForm(DTensorForm):
         inside: Any = self.parallel[0].module
         return inside.module if isinstance(inside, PlainChunk) else inside
 
-    def _named(self, state: Any) -> dict[str, Held]:
+    def _named(self, state: Any) -> dict[str, LocalShard]:
         prefix = "module." if isinstance(self.core, PlainChunk) else ""
         named = {prefix + name: value for name, value in state.items()}
-        return {name: Held.of(self.chunk, name, value) for name, value in named.items() if name in self.chunk.stored}
+        return {
+            name: LocalShard.of(self.chunk, name, value) for name, value in named.items() if name in self.chunk.stored
+        }

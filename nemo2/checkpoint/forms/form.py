@@ -26,7 +26,7 @@ from nemo2.mcore.parallel.megatron_parallel import MegatronParallel
 from nemo2.models.gpt import get_vocab_size
 
 if TYPE_CHECKING:
-    from nemo2.checkpoint.pieces import Piece
+    from nemo2.checkpoint.shards import Shard
 
 _log = logging.getLogger(__name__)
 _USUAL_SIZES = [2**power for power in range(7)]
@@ -172,16 +172,16 @@ class Form(ABC):
             part: The checkpoint holds a part of the model, layer by layer.
         """
 
-    def take(self, checkpoint: Mapping[str, Any], *, strict: bool) -> None:  # noqa: B027  # pieces are read in place
+    def take(self, checkpoint: Mapping[str, Any], *, strict: bool) -> None:  # noqa: B027  # shards are read in place
         """Load the model and the optimizer from the result of `read`, unless they were read in place."""
 
     @abstractmethod
-    def model_pieces(self) -> "list[Piece]":
-        """This rank's part of the model as pieces of stored tensors, to be filled in place."""
+    def model_shards(self) -> "list[Shard]":
+        """This rank's part of the model as shards of stored tensors, to be filled in place."""
 
     @abstractmethod
     def finish_reading(self, *, model: bool, optimizer: bool) -> None:
-        """Take over what has been read into pieces, of the model or of the optimizer's state."""
+        """Take over what has been read into shards, of the model or of the optimizer's state."""
 
     def warn_of_unused_state(self, path: Path, stored: Iterable[str], requested: Iterable[str]) -> None:
         """Report tensors of the optimizer's state that the checkpoint has and this run's optimizer hasn't. Every rank calls it.

@@ -25,7 +25,7 @@ from nemo2.mcore.optim.megatron import MegatronOptimizer
 from nemo2.mcore.parallel.sharded_state import added_keys, frozen_keys, keys_of, part_of, unstacked
 
 if TYPE_CHECKING:
-    from nemo2.checkpoint.pieces import Piece
+    from nemo2.checkpoint.shards import Shard
 
 _STATE = "optimizer."
 _log = logging.getLogger(__name__)
@@ -224,7 +224,7 @@ class MegatronForm(Form):
         saved = plain.get("optimizer")
         optimizer_forms.refuse_nemo(saved, path)
         if "optimizer_extras" in plain:
-            saved = optimizer_forms.from_pieces(wanted["optimizer"], plain["optimizer_extras"])
+            saved = optimizer_forms.from_shards(wanted["optimizer"], plain["optimizer_extras"])
         elif saved is None or optimizer_forms.forms_of(saved) == optimizer_forms.forms_of(wanted["optimizer"]):
             return None
         own = wanted.pop("optimizer")
@@ -262,14 +262,14 @@ class MegatronForm(Form):
             # The main parameters follow the model's: either weren't loaded, or only they were.
             optimizers[0].reload_model_params()
 
-    def model_pieces(self) -> "list[Piece]":
-        from nemo2.checkpoint.pieces import Piece
+    def model_shards(self) -> "list[Shard]":
+        from nemo2.checkpoint.shards import Shard
 
         state = self.parallel.sharded_state_dict(metadata=self.metadata)
         apply_factories(state)
         tensors = [leaf for leaf in nested_values(state) if isinstance(leaf, ShardedTensor) and leaf.data is not None]
         return [
-            Piece(
+            Shard(
                 key=leaf.key,
                 tensor=cast(Tensor, leaf.data).detach()[(None,) * leaf.prepend_axis_num],
                 offset=tuple(leaf.global_offset),

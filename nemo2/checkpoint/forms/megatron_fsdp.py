@@ -9,14 +9,14 @@ from typing import Any, cast
 
 from torch import nn
 
-from nemo2.checkpoint.forms.pieces import Held, PieceForm
+from nemo2.checkpoint.forms.sharded import LocalShard, ShardedForm
 from nemo2.checkpoint.optimizer_forms import torch_optimizers
 from nemo2.mcore.optim.megatron import MegatronOptimizer
 from nemo2.mcore.parallel.fsdp import MegatronFSDPChunk
 from nemo2.mcore.parallel.stored_names import StoredChunk
 
 
-class MegatronFSDPForm(PieceForm):
+class MegatronFSDPForm(ShardedForm):
     """Each rank's shards of the chunks and of Megatron-Core's optimizer."""
 
     @property
@@ -27,14 +27,14 @@ class MegatronFSDPForm(PieceForm):
     def chunks(self) -> list[StoredChunk]:
         return [chunk.described for chunk in self._chunks]
 
-    def model_state(self) -> dict[str, Held]:
-        state: dict[str, Held] = {}
+    def model_state(self) -> dict[str, LocalShard]:
+        state: dict[str, LocalShard] = {}
         for index, chunk in enumerate(self._chunks):
             held = chunk.main_parameters()
             buffers = {name: (buffer, None) for name, buffer in cast(nn.Module, chunk.core).named_buffers()}
             for name in chunk.described.stored:
                 if values := held.get(name) or buffers.get(name):
-                    state[f"{index}.{name}"] = Held.of(chunk.described, name, *values)
+                    state[f"{index}.{name}"] = LocalShard.of(chunk.described, name, *values)
         return state
 
     @property

@@ -18,8 +18,8 @@ from nemo2.config.show import diff, format_value
 from nemo2.config.typed_text import WrongType, split_items
 from nemo2.config.values import typed
 from nemo2.launch.executor_fields import mistyped_fields
+from nemo2.launch.executor_ranks import launcher_of
 from nemo2.launch.local import split_secrets
-from nemo2.launch.shape import launcher_of
 
 Plugins = Union[None, Any, Sequence[Any]]
 """A plugin, its config or its name with arguments, or a list of these."""

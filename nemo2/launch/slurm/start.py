@@ -28,11 +28,11 @@ from nemo2.base.import_path import own_folders, path_variables, requested_path, 
 from nemo2.base.place import PORT
 from nemo2.config.walk import callbacks_of, select
 from nemo2.launch.environment import RESTARTS
+from nemo2.launch.executor_ranks import launcher_of
 from nemo2.launch.local import split_secrets
 from nemo2.launch.packagers import check_packaged_commit
 from nemo2.launch.rank_files import rank_files
 from nemo2.launch.request import LaunchRequest
-from nemo2.launch.shape import launcher_of
 from nemo2.launch.slurm import queue
 from nemo2.launch.slurm.job_result import RUN_DIR
 from nemo2.launch.slurm.script import SCRIPT, SECRETS, Job, Starter, job_script

@@ -3,6 +3,7 @@
 
 import contextlib
 import gc
+import os
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any, Optional, cast
@@ -15,6 +16,9 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from nemo2.base.errors import ConfigError
 from nemo2.mcore.parallel.layout import SIZE_FIELDS, Layout
+
+DEFAULT_SEED = 1234
+"""Megatron-LM's default. ``lightning.seed_everything`` sets another."""
 
 _initialized: Optional[tuple[Any, dict[str, Any]]] = None
 """One of the groups that this module created, and Megatron-Core's arguments for the groups. None: no groups."""
@@ -109,6 +113,17 @@ def destroy_model_parallel() -> None:
         for embedding in (RotaryEmbedding, YarnRotaryEmbedding):
             cast(Any, embedding.forward).cache_clear()
     unset_num_microbatches_calculator()
+
+
+def collective_timeout() -> timedelta:
+    """The longest time of a collective: the variable TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC, as in NeMo, else torch's 30
+    minutes."""
+    seconds = os.environ.get("TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC")
+    return timedelta(seconds=int(seconds)) if seconds else timedelta(minutes=30)
+
+
+def run_seed() -> int:
+    return int(os.environ.get("PL_GLOBAL_SEED", DEFAULT_SEED))
 
 
 def seed_random_streams(seed: int, *, te_rng_tracker: bool = False, for_graphs: bool = False) -> None:

@@ -35,7 +35,7 @@ import torch
 
 from nemo2.mcore.parallel.sharded_state import key_by_layer
 from nemo2.models.conversion.pieces import Operation, Piece, Place, Shape
-from nemo2.models.conversion.shapes import Shapes
+from nemo2.models.conversion.tensor_shapes import TensorShapes
 from nemo2.models.parts import Attention
 
 T = TypeVar("T")
@@ -243,8 +243,8 @@ class _Table:
         return stacks_layers(self.config)
 
     @cached_property
-    def _shapes(self) -> Shapes:
-        return Shapes(self.config, vocab_rows=self.vocab_rows)
+    def _shapes(self) -> TensorShapes:
+        return TensorShapes(self.config, vocab_rows=self.vocab_rows)
 
 
 def _is_before_layers(row: Row) -> bool:

@@ -14,24 +14,24 @@ from nemo2.preflight.checks.rules.experts import EXPERTS
 from nemo2.preflight.checks.rules.finetuning import FINETUNING, PEFT
 from nemo2.preflight.checks.rules.graphs import GRAPHS
 from nemo2.preflight.checks.rules.launching import FILES, LAUNCH
+from nemo2.preflight.checks.rules.model import MODEL
 from nemo2.preflight.checks.rules.optimizer import OPTIMIZER
 from nemo2.preflight.checks.rules.overlap import OVERLAP
 from nemo2.preflight.checks.rules.parts import PARTS
 from nemo2.preflight.checks.rules.pipeline import PIPELINE
 from nemo2.preflight.checks.rules.precision import PRECISION
+from nemo2.preflight.checks.rules.ranks import RANKS, SIZES
 from nemo2.preflight.checks.rules.recompute import RECOMPUTE
 from nemo2.preflight.checks.rules.settings import AGREEMENT, LAST, SETTINGS
-from nemo2.preflight.checks.rules.shape import SHAPE
 from nemo2.preflight.checks.rules.tensor import TENSOR
 from nemo2.preflight.checks.rules.types import TYPES
-from nemo2.preflight.checks.rules.world import SIZES, WORLD
 
 TOPICS: tuple[Topic, ...] = (
     TYPES,
     LAUNCH,
     SIZES,
-    WORLD,
-    SHAPE,
+    RANKS,
+    MODEL,
     TENSOR,
     CONTEXT,
     ATTENTION,
@@ -58,7 +58,7 @@ TOPICS: tuple[Topic, ...] = (
 RULES: tuple[Rule, ...] = tuple(rule for topic in TOPICS for rule in topic.rules)
 """Every rule of every topic, in that order."""
 
-LAYOUT_TOPICS = frozenset(topic.title for topic in (WORLD, TENSOR, CONTEXT, PIPELINE, EXPERTS, BATCHES))
+LAYOUT_TOPICS = frozenset(topic.title for topic in (RANKS, TENSOR, CONTEXT, PIPELINE, EXPERTS, BATCHES))
 """Topics whose problems another layout may solve."""
 
 OF_NUMBERS = ("model-numbers-are-in-range", "data-module-accepts-its-arguments", "optimizer-numbers-are-in-range")

@@ -31,6 +31,7 @@ from lightning.pytorch.strategies.ddp import DDPStrategy
 from lightning.pytorch.trainer import call
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.types import LRSchedulerConfig
+from megatron.core import parallel_state
 from torch import Tensor, nn
 from torch._C._distributed_c10d import HashStore
 
@@ -57,7 +58,13 @@ from nemo2.mcore.optim.lr_scheduler import set_last_rates
 from nemo2.mcore.optim.megatron import MegatronOptimizer
 from nemo2.mcore.parallel.cuda_graphs import kind_of
 from nemo2.mcore.parallel.forms import reduction_of
-from nemo2.mcore.parallel.groups import initialize_model_parallel, seed_random_streams, use_existing_groups
+from nemo2.mcore.parallel.groups import (
+    collective_timeout,
+    initialize_model_parallel,
+    run_seed,
+    seed_random_streams,
+    use_existing_groups,
+)
 from nemo2.mcore.parallel.hooks import CallbackConnector
 from nemo2.mcore.parallel.layout import Layout
 from nemo2.mcore.parallel.megatron_parallel import MegatronParallel
@@ -67,14 +74,8 @@ from nemo2.mcore.settle.machine import Machine
 from nemo2.mcore.settle.world import World
 from nemo2.models.tracked_losses import report_tracked_losses
 from nemo2.training.run_dir.progress import ProgressPrinter, make_progress
+from nemo2.training.strategies.dataloaders import warn_of_equal_data, with_own_generator
 from nemo2.training.strategies.metrics import log_timers, nonfinite_gradients, samples_of_step
-from nemo2.training.strategies.world import (
-    collective_timeout,
-    data_parallel_size,
-    run_seed,
-    warn_of_equal_data,
-    with_own_generator,
-)
 
 _log = logging.getLogger(__name__)
 _MODES = {"validate": "validation", "sanity_check": "validation", "test": "test", "predict": "predict"}
@@ -259,8 +260,6 @@ class BaseStrategy(DDPStrategy):
     @property
     def distributed_sampler_kwargs(self) -> dict[str, Any]:
         """Arguments of the sampler that Lightning gives plain loaders, whose replicas are the data-parallel ranks."""
-        from megatron.core import parallel_state
-
         return {
             "num_replicas": parallel_state.get_data_parallel_world_size(),
             "rank": parallel_state.get_data_parallel_rank(),
@@ -508,7 +507,8 @@ class BaseStrategy(DDPStrategy):
             sampler.update_num_microbatches()
             num_microbatches = sampler.num_microbatches
         else:
-            num_microbatches = sampler.global_batch_size // (sampler.micro_batch_size * data_parallel_size())
+            replicas = parallel_state.get_data_parallel_world_size()
+            num_microbatches = sampler.global_batch_size // (sampler.micro_batch_size * replicas)
         shape = {"num_microbatches": num_microbatches, "micro_batch_size": sampler.micro_batch_size}
         shape["seq_length"] = sampler.seq_len
         if sampler.decoder_seq_len is not None:
@@ -860,7 +860,7 @@ class BaseStrategy(DDPStrategy):
         start_from(
             path,
             config=getattr(self.lightning_module, "config", None),
-            pieces=self.form.model_pieces(),
+            shards=self.form.model_shards(),
             also=self.form.added_keys(),
             downloads=self.local_rank == 0,
         )

@@ -10,8 +10,8 @@ import torch
 from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
 
-from nemo2.checkpoint.pieces import Piece, load_pieces
 from nemo2.checkpoint.reading import DirectReader
+from nemo2.checkpoint.shards import Shard, load_shards
 
 TENSORS = {
     "float": torch.arange(5 * 6 * 7, dtype=torch.float32).view(5, 6, 7),
@@ -68,13 +68,13 @@ def test_a_part_is_read_into_whatever_it_is_wanted_in(folder, name, place, targe
     into = torch.zeros(expected.shape, dtype=torch.float64 if target == "float64" else whole.dtype)
     if target == "columns" and expected.dim() > 1:
         into = torch.zeros(expected.shape[::-1], dtype=whole.dtype).permute(*reversed(range(expected.dim())))
-    piece = Piece(
+    shard = Shard(
         key=name,
         tensor=into,
         offset=tuple(part.start for part in place),
         global_shape=tuple(whole.shape),
     )
-    load_pieces([piece], folder)
+    load_shards([shard], folder)
     assert torch.equal(into, expected.to(into.dtype))
 
 

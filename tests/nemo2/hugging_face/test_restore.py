@@ -12,7 +12,7 @@ import torch
 from nemo2.base.errors import CheckpointError, ConfigError
 from nemo2.checkpoint.context import load_context
 from nemo2.checkpoint.paths import folder_of
-from nemo2.checkpoint.pieces import Piece
+from nemo2.checkpoint.shards import Shard
 from nemo2.hugging_face.released import open_released
 from nemo2.hugging_face.restore import fill
 from nemo2.preflight.checks.earlier import weights_of_another_shape
@@ -48,18 +48,18 @@ def test_paths_that_lead_nowhere_are_refused(tmp_path: Path, monkeypatch: pytest
         folder_of("hf://org/name", local_files_only=True)
 
 
-def test_pieces_that_do_not_fit_are_named_at_once_and_none_is_filled(tmp_path: Path) -> None:
+def test_shards_that_do_not_fit_are_named_at_once_and_none_is_filled(tmp_path: Path) -> None:
     released = open_released(write(tmp_path / "hf"))
     norm, other = torch.zeros(8), torch.zeros(2)
 
-    def piece(key: str, tensor: torch.Tensor) -> Piece:
-        return Piece(key=key, tensor=tensor, offset=(0,) * tensor.dim(), global_shape=tuple(tensor.shape))
+    def shard(key: str, tensor: torch.Tensor) -> Shard:
+        return Shard(key=key, tensor=tensor, offset=(0,) * tensor.dim(), global_shape=tuple(tensor.shape))
 
-    good = piece("module.decoder.final_layernorm.weight", norm)
+    good = shard("module.decoder.final_layernorm.weight", norm)
     bad = [
-        piece("module.decoder.layers.self_attention.q_layernorm.weight", other),
-        piece("module.embedding.word_embeddings.weight", torch.zeros(12, 8)),
-        piece("module.output_layer.weight", torch.zeros(16, 9)),
+        shard("module.decoder.layers.self_attention.q_layernorm.weight", other),
+        shard("module.embedding.word_embeddings.weight", torch.zeros(12, 8)),
+        shard("module.output_layer.weight", torch.zeros(16, 9)),
     ]
     with pytest.raises(CheckpointError) as caught:
         fill([good, *bad], released)
@@ -93,16 +93,16 @@ def test_settings_with_which_the_weights_were_not_trained_are_told(
 
 
 def test_any_part_of_a_tensor_is_filled_with_what_belongs_there(tmp_path: Path) -> None:
-    """Rows over the bounds of pieces, columns, several layers at a time, rows of padding."""
+    """Rows over the bounds of shards, columns, several layers at a time, rows of padding."""
     from support.resharding import whole_tensors
 
     source = write(tmp_path / "hf")
     whole = whole_tensors(import_release(source, tmp_path / "ours"))
     released = open_released(source)
     qkv, embedding = "module.decoder.layers.self_attention.linear_qkv.weight", "module.embedding.word_embeddings.weight"
-    part = Piece(key=qkv, tensor=torch.ones(2, 7, 3), offset=(0, 6, 4), global_shape=(2, 16, 8))
-    padded = Piece(key=embedding, tensor=torch.ones(10, 8), offset=(10, 0), global_shape=(20, 8), padded=True)
-    beyond = Piece(key=embedding, tensor=torch.ones(2, 8), offset=(18, 0), global_shape=(20, 8), padded=True)
+    part = Shard(key=qkv, tensor=torch.ones(2, 7, 3), offset=(0, 6, 4), global_shape=(2, 16, 8))
+    padded = Shard(key=embedding, tensor=torch.ones(10, 8), offset=(10, 0), global_shape=(20, 8), padded=True)
+    beyond = Shard(key=embedding, tensor=torch.ones(2, 8), offset=(18, 0), global_shape=(20, 8), padded=True)
     fill([part, padded, beyond], released)
     assert part.tensor.equal(whole[qkv][:, 6:13, 4:7])
     assert padded.tensor[:6].equal(whole[embedding][10:]) and not padded.tensor[6:].any() and not beyond.tensor.any()

@@ -12,8 +12,8 @@ from nemo2.base.errors import ConfigError
 from nemo2.launch import launch
 from nemo2.launch.announce import print_start
 from nemo2.launch.clusters import KINDS, profiles, resolve_executor, user_file
+from nemo2.launch.executor_ranks import set_ranks
 from nemo2.launch.launcher import place_of
-from nemo2.launch.shape import give_shape
 from nemo2.launch.slurm.probing import Finding
 
 SLURM = """
@@ -184,29 +184,29 @@ def test_the_shape_arrives_on_every_kind(kind, with_gpus, kubernetes):
     executor = made(kind)
     if with_gpus and hasattr(executor, "gpus_per_node"):
         executor.gpus_per_node = 8
-    give_shape(executor, devices=2, nodes=2)
+    set_ranks(executor, devices=2, nodes=2)
     assert (executor.nnodes(), executor.nproc_per_node()) == (2, 2)
 
 
 @pytest.mark.parametrize("fields", [{"gpus_per_node": 8}, {"gpus_per_task": 2}, {"launcher": None}])
 def test_gpus_of_a_slurm_job_are_not_its_ranks(fields):
     executor = nemo_run.SlurmExecutor(account="a", **fields)
-    give_shape(executor, devices=1, nodes=3)
+    set_ranks(executor, devices=1, nodes=3)
     assert (executor.nnodes(), executor.nproc_per_node()) == (3, 1)
 
 
 def test_a_kind_that_cant_carry_the_shape_is_refused():
-    give_shape(made("docker"), devices=2, nodes=1)
+    set_ranks(made("docker"), devices=2, nodes=1)
     with pytest.raises(
         ConfigError, match="DockerExecutor would start 1 nodes of 2 ranks, but the run has 2 nodes of 2.*one machine"
     ):
-        give_shape(made("docker"), devices=2, nodes=2)
+        set_ranks(made("docker"), devices=2, nodes=2)
 
     class KubeRayExecutor:
         pass
 
     with pytest.raises(ConfigError, match="Ray clusters, not ranks"):
-        give_shape(KubeRayExecutor(), devices=2, nodes=2)
+        set_ranks(KubeRayExecutor(), devices=2, nodes=2)
 
 
 def test_the_commands_write_list_and_show_profiles(command):

@@ -23,7 +23,7 @@ from nemo2.mcore.optim import lr_scheduler
 from nemo2.models.gpt import GPTConfig
 from nemo2.models.ssm import SSMConfig
 from nemo2.preflight.checks import domains, find_problems
-from nemo2.preflight.checks.rules.world import _WITHOUT_GROUPS
+from nemo2.preflight.checks.rules.ranks import _WITHOUT_GROUPS
 
 TABLES = {
     "model": domains.MODEL, "optimizer": domains.OPTIMIZER, "schedule": lr_scheduler.SCHEDULE,

@@ -55,10 +55,10 @@ class Spoil(pl.Callback):
         if self.gradients or trainer.global_step != 2:
             return
         # Every rank has to ask. What FSDPStrategy gives are copies, what Megatron-FSDP has as parameters are.
-        pieces = [piece.tensor for piece in trainer.strategy.form.pieces(optimizer=False)]
+        shards = [shard.tensor for shard in trainer.strategy.form.shards(optimizer=False)]
         parameters = (getattr(value, "_local_tensor", value).detach() for value in trainer.model.parameters())
         if trainer.global_rank == 1:
-            for tensor in (pieces[0], next(value for value in parameters if value.numel())):
+            for tensor in (shards[0], next(value for value in parameters if value.numel())):
                 tensor.view(-1)[:1].fill_(float("nan"))
 
 

@@ -13,10 +13,10 @@ from nemo2.preflight.checks.arithmetic import indivisible
 from nemo2.preflight.checks.facts import Facts
 from nemo2.preflight.checks.rule import Topic
 
-SHAPE = Topic("The model", needs_sizes=False)
+MODEL = Topic("The model", needs_sizes=False)
 
 
-@SHAPE.rule("model-numbers-are-in-range", megatron_refuses=True)
+@MODEL.rule("model-numbers-are-in-range", megatron_refuses=True)
 def _numbers(facts: Facts) -> Iterator[str]:
     """Each number of the model configuration must be in its valid range and must not be NaN or infinite: for
     example, widths, layers and heads of at least 1, an epsilon that is not negative, and a rotary base above 0. The
@@ -30,7 +30,7 @@ def _numbers(facts: Facts) -> Iterator[str]:
     )
 
 
-@SHAPE.rule("heads-in-groups")
+@MODEL.rule("heads-in-groups")
 def _groups(facts: Facts) -> Iterator[str]:
     """The number of query groups must divide the number of attention heads.
 
@@ -42,7 +42,7 @@ def _groups(facts: Facts) -> Iterator[str]:
     )
 
 
-@SHAPE.rule("hidden-over-heads")
+@MODEL.rule("hidden-over-heads")
 def _hidden(facts: Facts) -> Iterator[str]:
     """The number of heads must divide the hidden size, unless the width of a head (`kv_channels`) is set.
 
@@ -58,7 +58,7 @@ def _hidden(facts: Facts) -> Iterator[str]:
         )
 
 
-@SHAPE.rule("rotary-width-is-even")
+@MODEL.rule("rotary-width-is-even")
 def _rotary(facts: Facts) -> Iterator[str]:
     """The number of rotated channels of a head (`kv_channels` * `rotary_percent`, or `qk_pos_emb_head_dim` of latent
     attention) must be even.
@@ -79,7 +79,7 @@ def _rotary(facts: Facts) -> Iterator[str]:
         )
 
 
-@SHAPE.rule("weights-are-initialized")
+@MODEL.rule("weights-are-initialized")
 def _initialized(facts: Facts) -> Iterator[str]:
     """`perform_initialization=False` requires weights to start from.
 
@@ -93,7 +93,7 @@ def _initialized(facts: Facts) -> Iterator[str]:
         )
 
 
-@SHAPE.rule("fused-silu-has-a-gate")
+@MODEL.rule("fused-silu-has-a-gate")
 def _fused_activation(facts: Facts) -> Iterator[str]:
     """`bias_activation_fusion` with silu requires a gate (SwiGLU).
 
@@ -111,7 +111,7 @@ def _fused_activation(facts: Facts) -> Iterator[str]:
         )
 
 
-@SHAPE.rule("bounded-activation-is-not-fused")
+@MODEL.rule("bounded-activation-is-not-fused")
 def _bounded_activation(facts: Facts) -> Iterator[str]:
     """`activation_func_clamp_value` with `bias_activation_fusion` requires quick_gelu.
 
@@ -126,7 +126,7 @@ def _bounded_activation(facts: Facts) -> Iterator[str]:
         )
 
 
-@SHAPE.rule("activation-settings-have-a-gate")
+@MODEL.rule("activation-settings-have-a-gate")
 def _ungated(facts: Facts) -> Iterator[str]:
     """`activation_func_clamp_value` and `glu_linear_offset` require a gate (`gated_linear_unit`).
 
@@ -146,7 +146,7 @@ def _only_experts(facts: Facts) -> bool:
     return bool(facts.of_model("num_moe_experts")) and (pattern == 1 or (isinstance(pattern, list) and all(pattern)))
 
 
-@SHAPE.rule("layer-pattern-has-every-layer", megatron_refuses=True)
+@MODEL.rule("layer-pattern-has-every-layer", megatron_refuses=True)
 def _pattern(facts: Facts) -> Iterator[str]:
     """A pattern of layers must have one entry per layer, and that of a hybrid the layers of each additional prediction too.
 

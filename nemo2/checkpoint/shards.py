@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Writes and reads parts of tensors by name and position, through torch.distributed.checkpoint.
 
-A `Piece` maps a local tensor to a part of a stored tensor. A stored tensor may be written from pieces of one shape and
-read into pieces of another, so a checkpoint doesn't depend on the number of ranks. Pieces that several ranks hold are
+A `Shard` maps a local tensor to a part of a stored tensor. A stored tensor may be written from shards of one shape and
+read into shards of another, so a checkpoint doesn't depend on the number of ranks. Shards that several ranks hold are
 written once.
 """
 
@@ -43,7 +43,7 @@ from nemo2.mcore.parallel.stored_names import StoredRows
 
 
 @dataclass(frozen=True, kw_only=True)
-class Piece:
+class Shard:
     """``tensor`` is the part at ``offset`` of the stored tensor ``key``, whose shape is ``global_shape``. Reading
     writes into ``tensor``.
 
@@ -61,10 +61,10 @@ class Piece:
         return ChunkStorageMetadata(offsets=torch.Size(self.offset), sizes=self.tensor.shape)
 
 
-def stored_pieces(
+def stored_shards(
     stored: list[StoredRows], value: Tensor, *, prefix: str = "", first_row: int | None = None
-) -> list[Piece]:
-    """This rank's pieces of a parameter, or of a tensor of its shape such as its momentum, each with its stored
+) -> list[Shard]:
+    """This rank's shards of a parameter, or of a tensor of its shape such as its momentum, each with its stored
     position.
 
     Args:
@@ -81,10 +81,10 @@ def stored_pieces(
     elif isinstance(value, DTensor):
         shape, offset = compute_local_shape_and_global_offset(value.shape, value.device_mesh, value.placements)
     if not shape:
-        return [Piece(key=prefix + row.key, tensor=local, offset=(), global_shape=()) for row in stored]
+        return [Shard(key=prefix + row.key, tensor=local, offset=(), global_shape=()) for row in stored]
     if 0 in shape:
         return []
-    pieces = []
+    shards = []
     first, last = offset[0], offset[0] + shape[0]
     for row in stored:
         start, stop = max(first, row.start), min(last, row.stop)
@@ -93,8 +93,8 @@ def stored_pieces(
         stacked = len(row.offset) - len(shape)
         place = [begin + at for begin, at in zip(row.offset[stacked:], offset, strict=True)]
         place[0] = row.offset[stacked] + start - row.start
-        pieces.append(
-            Piece(
+        shards.append(
+            Shard(
                 key=prefix + row.key,
                 tensor=local[start - first : stop - first][(None,) * stacked],
                 offset=(*row.offset[:stacked], *place),
@@ -102,47 +102,47 @@ def stored_pieces(
                 padded=row.padded,
             )
         )
-    return pieces
+    return shards
 
 
-def padded_to(pieces: Sequence[Piece], rows: int) -> list[Piece]:
-    """The requests for reading ``pieces`` from a checkpoint whose padded tensors have ``rows`` rows. Further rows of
-    the pieces become zero, as in Megatron-Core."""
+def padded_to(shards: Sequence[Shard], rows: int) -> list[Shard]:
+    """The requests for reading ``shards`` from a checkpoint whose padded tensors have ``rows`` rows. Further rows of
+    the shards become zero, as in Megatron-Core."""
     requests = []
-    for piece in pieces:
-        if piece.padded and piece.global_shape[0] != rows:
-            there = max(0, min(len(piece.tensor), rows - piece.offset[0]))
-            piece.tensor[there:].zero_()
-            shape = (rows, *piece.global_shape[1:])
-            requests += [replace(piece, tensor=piece.tensor[:there], global_shape=shape)] if there else []
+    for shard in shards:
+        if shard.padded and shard.global_shape[0] != rows:
+            there = max(0, min(len(shard.tensor), rows - shard.offset[0]))
+            shard.tensor[there:].zero_()
+            shape = (rows, *shard.global_shape[1:])
+            requests += [replace(shard, tensor=shard.tensor[:there], global_shape=shape)] if there else []
         else:
-            requests.append(piece)
+            requests.append(shard)
     return requests
 
 
-def save_pieces(
-    pieces: Sequence[Piece], directory: os.PathLike | str, objects: Mapping[str, Any] | None = None
+def save_shards(
+    shards: Sequence[Shard], directory: os.PathLike | str, objects: Mapping[str, Any] | None = None
 ) -> None:
-    """Write the pieces of all ranks into ``directory``. Every rank must call it.
+    """Write the shards of all ranks into ``directory``. Every rank must call it.
 
     Args:
-        pieces: This rank's pieces.
+        shards: This rank's shards.
         directory: An existing directory, empty except for files of other names.
         objects: Further objects by name. An object that several ranks hold under one name is written once.
     """
     # One file per rank, because small checkpoints lose more than several threads gain.
     writer = _Writer(directory, single_file_per_rank=True, sync_files=False)
-    save({}, storage_writer=writer, planner=_SavePlanner(pieces, objects or {}))
+    save({}, storage_writer=writer, planner=_SavePlanner(shards, objects or {}))
 
 
-def load_pieces(pieces: Sequence[Piece], directory: os.PathLike | str, agree: Agree | None = None) -> None:
-    """Read ``directory`` into the pieces' tensors, in place. Every rank calls it. ``agree``: see `DirectReader`.
+def load_shards(shards: Sequence[Shard], directory: os.PathLike | str, agree: Agree | None = None) -> None:
+    """Read ``directory`` into the shards' tensors, in place. Every rank calls it. ``agree``: see `DirectReader`.
 
     Raises:
         CheckpointException: keys are missing, or have other shapes. The message lists all of them.
     """
     with torch.no_grad():
-        load({}, storage_reader=DirectReader(directory, agree), planner=_LoadPlanner(pieces))
+        load({}, storage_reader=DirectReader(directory, agree), planner=_LoadPlanner(shards))
 
 
 class _Writer(FileSystemWriter):
@@ -152,9 +152,9 @@ class _Writer(FileSystemWriter):
 
 
 class _SavePlanner(DefaultSavePlanner):
-    def __init__(self, pieces: Sequence[Piece], objects: Mapping[str, Any]) -> None:
+    def __init__(self, shards: Sequence[Shard], objects: Mapping[str, Any]) -> None:
         super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
-        self.pieces = {_index(piece): piece for piece in pieces}
+        self.shards = {_index(shard): shard for shard in shards}
         self.objects = objects
 
     def set_up_planner(self, state_dict: Any, storage_meta: Any = None, is_coordinator: bool = False) -> None:
@@ -166,12 +166,12 @@ class _SavePlanner(DefaultSavePlanner):
                 index=index,
                 type=WriteItemType.SHARD,
                 tensor_data=TensorWriteData(
-                    chunk=piece.chunk,
-                    properties=TensorProperties.create_from_tensor(piece.tensor),
-                    size=torch.Size(piece.global_shape),
+                    chunk=shard.chunk,
+                    properties=TensorProperties.create_from_tensor(shard.tensor),
+                    size=torch.Size(shard.global_shape),
                 ),
             )
-            for index, piece in self.pieces.items()
+            for index, shard in self.shards.items()
         ]
         items += [WriteItem(index=MetadataIndex(name), type=WriteItemType.BYTE_IO) for name in self.objects]
         self.plan = SavePlan(items)
@@ -181,13 +181,13 @@ class _SavePlanner(DefaultSavePlanner):
         if index.fqn in self.objects:
             return self.objects[index.fqn]
         # A view is written without the rest of its storage.
-        return self.pieces[_without_hint(index)].tensor.contiguous()
+        return self.shards[_without_hint(index)].tensor.contiguous()
 
 
 class _LoadPlanner(DefaultLoadPlanner):
-    def __init__(self, pieces: Sequence[Piece]) -> None:
+    def __init__(self, shards: Sequence[Shard]) -> None:
         super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
-        self.pieces = {_index(piece): piece for piece in pieces}
+        self.shards = {_index(shard): shard for shard in shards}
 
     def set_up_planner(self, state_dict: Any, metadata: Metadata | None = None, is_coordinator: bool = False) -> None:
         self.state_dict, self.metadata, self.is_coordinator = {}, metadata, is_coordinator
@@ -197,27 +197,27 @@ class _LoadPlanner(DefaultLoadPlanner):
         stored = self.metadata.state_dict_metadata
         items: list[ReadItem] = []
         problems: list[str] = []
-        for piece in self.pieces.values():
-            entry = stored.get(piece.key)
+        for shard in self.shards.values():
+            entry = stored.get(shard.key)
             if not isinstance(entry, TensorStorageMetadata):
-                problems.append(f"the checkpoint has no {piece.key}")
-            elif tuple(entry.size) != piece.global_shape:
+                problems.append(f"the checkpoint has no {shard.key}")
+            elif tuple(entry.size) != shard.global_shape:
                 problems.append(
-                    f"{piece.key} has shape {tuple(entry.size)} in the checkpoint and {piece.global_shape} in this "
+                    f"{shard.key} has shape {tuple(entry.size)} in the checkpoint and {shard.global_shape} in this "
                     "model"
                 )
             else:
-                items += create_read_items_for_chunk_list(piece.key, entry, [piece.chunk])
+                items += create_read_items_for_chunk_list(shard.key, entry, [shard.chunk])
         if problems:
             raise ValueError(listed(problems, 5, separator="; "))
         return LoadPlan(items)
 
     def lookup_tensor(self, index: MetadataIndex) -> Tensor:
-        return self.pieces[_without_hint(index)].tensor
+        return self.shards[_without_hint(index)].tensor
 
 
-def _index(piece: Piece) -> MetadataIndex:
-    return MetadataIndex(piece.key, torch.Size(piece.offset))
+def _index(shard: Shard) -> MetadataIndex:
+    return MetadataIndex(shard.key, torch.Size(shard.offset))
 
 
 def _without_hint(index: MetadataIndex) -> MetadataIndex:

@@ -26,11 +26,11 @@ _RANKS_PER_NODE = ("ntasks_per_node", "torchrun_nproc_per_node", "nprocs_per_nod
 """Without the second, Slurm's executor counts the GPUs of a node or task as ranks."""
 
 
-def give_shape(executor: Any, *, devices: int, nodes: int) -> None:
-    """Set the shape on ``executor``, in place.
+def set_ranks(executor: Any, *, devices: int, nodes: int) -> None:
+    """Set the numbers of nodes and of ranks per node on ``executor``, in place.
 
     Raises:
-        ConfigError: this kind of executor can't have it.
+        ConfigError: this kind of executor can't have them.
     """
     kind = type(executor).__name__
     if kind == "KubeRayExecutor":
@@ -59,7 +59,7 @@ def give_shape(executor: Any, *, devices: int, nodes: int) -> None:
         )
 
 
-def refuse_other_shape(executor: Any, *, devices: Optional[int], nodes: Optional[int]) -> None:
+def refuse_other_ranks(executor: Any, *, devices: Optional[int], nodes: Optional[int]) -> None:
     """Refuse an executor whose own numbers, of those that aren't their defaults, aren't the trainer's.
 
     Args:
@@ -88,7 +88,7 @@ def launcher_of(executor: Any) -> Any:
     """``executor.get_launcher()`` without its message.
 
     In nemo-run 0.11 Slurm's and DGX Cloud's also print that they have set ntasks_per_node to 1, in the middle of a dry
-    run's script, and set fields of the launcher. nemo2's script has its own shape, and DGX Cloud's is set up again when
+    run's script, and set fields of the launcher. nemo2's script has its own numbers, and DGX Cloud's is set up again when
     it gets its job's folder.
     """
     if isinstance(executor, nemo_run.SlurmExecutor | nemo_run.DGXCloudExecutor) and not executor._launcher_setup:

@@ -11,7 +11,7 @@ from nemo2.preflight.checks.facts import Facts
 from nemo2.preflight.checks.rule import Topic
 
 SIZES = Topic("Sizes", needs_sizes=False)
-WORLD = Topic("Ranks")
+RANKS = Topic("Ranks")
 
 
 @SIZES.rule("sizes-are-counts")
@@ -52,7 +52,7 @@ _WITHOUT_GROUPS = {
 """Fields of a model's configuration whose process groups no strategy creates, and what these are for."""
 
 
-@WORLD.rule("groups-are-created")
+@RANKS.rule("groups-are-created")
 def _groups(facts: Facts) -> Iterator[str]:
     """Settings of process groups that `MegatronStrategy` does not create must be unset: hierarchical and hybrid context
     parallelism, and weights in more shards than tensor-parallel ranks.
@@ -72,7 +72,7 @@ def _groups(facts: Facts) -> Iterator[str]:
             )
 
 
-@WORLD.rule("dense-sizes-divide-the-world", megatron_refuses=True)
+@RANKS.rule("dense-sizes-divide-the-world", megatron_refuses=True)
 def _dense_world(facts: Facts) -> Iterator[str]:
     """The product of tensor, pipeline and context parallel size must divide the number of ranks (nodes * devices).
 
@@ -83,7 +83,7 @@ def _dense_world(facts: Facts) -> Iterator[str]:
         yield f"{_where(facts)}: {facts.layout.world_problem(facts.world_size)}"
 
 
-@WORLD.rule("expert-sizes-divide-the-world", megatron_refuses=True)
+@RANKS.rule("expert-sizes-divide-the-world", megatron_refuses=True)
 def _expert_world(facts: Facts) -> Iterator[str]:
     """The product of expert tensor, expert and pipeline parallel size must divide the number of ranks (nodes *
     devices).
@@ -95,7 +95,7 @@ def _expert_world(facts: Facts) -> Iterator[str]:
         yield f"{_where(facts)}: {problem}"
 
 
-@WORLD.rule("replicas-before-stages", megatron_refuses=True)
+@RANKS.rule("replicas-before-stages", megatron_refuses=True)
 def _rank_order(facts: Facts) -> Iterator[str]:
     """With `use_tp_pp_dp_mapping` and pipeline parallelism, experts must have as many replicas as the dense layers.
 
@@ -107,7 +107,7 @@ def _rank_order(facts: Facts) -> Iterator[str]:
         yield problem
 
 
-@WORLD.rule("optimizer-instances-divide-the-replicas", megatron_refuses=True)
+@RANKS.rule("optimizer-instances-divide-the-replicas", megatron_refuses=True)
 def _optimizer_instances(facts: Facts) -> Iterator[str]:
     """`num_distributed_optimizer_instances` must divide data-parallel size * context-parallel size.
 
@@ -125,7 +125,7 @@ def _optimizer_instances(facts: Facts) -> Iterator[str]:
         )
 
 
-@WORLD.rule("optimizer-instances-need-shards")
+@RANKS.rule("optimizer-instances-need-shards")
 def _instances_of_what(facts: Facts) -> Iterator[str]:
     """More than one optimizer instance requires the distributed optimizer.
 
@@ -139,7 +139,7 @@ def _instances_of_what(facts: Facts) -> Iterator[str]:
         )
 
 
-@WORLD.rule("something-to-shard")
+@RANKS.rule("something-to-shard")
 def _sharded(facts: Facts) -> Iterator[str]:
     """Megatron-FSDP (`strategy.fsdp`) must have at least two ranks to shard over, for dense layers and for experts.
 

@@ -15,7 +15,7 @@ _NORMS = ["final_layernorm", "final_norm", "input_layernorm", "pre_mlp_layernorm
 """The norms that are as wide as the model."""
 
 
-class Shapes:
+class TensorShapes:
     """The shapes of one model's tensors.
 
     Args:

@@ -18,14 +18,14 @@ from nemo2.base.errors import CheckpointError
 from nemo2.checkpoint.directory import read_manifest, weights_dir
 from nemo2.checkpoint.forms.form import Form, paddings
 from nemo2.checkpoint.metadata import read_metadata
-from nemo2.checkpoint.optimizer_forms import into_pieces, refuse_nemo, scaler_of, set_steps, step_of, steps_done
-from nemo2.checkpoint.pieces import Piece, padded_to, stored_pieces
+from nemo2.checkpoint.optimizer_forms import into_shards, refuse_nemo, scaler_of, set_steps, step_of, steps_done
 from nemo2.checkpoint.random_state import own_random_state, random_states, report_new_random_streams
+from nemo2.checkpoint.shards import Shard, padded_to, stored_shards
 from nemo2.checkpoint.torch_io import TorchCheckpointIO
 from nemo2.mcore.parallel.stored_names import StoredChunk, StoredRows, rows_by_layer
 
 
-class Held(NamedTuple):
+class LocalShard(NamedTuple):
     """A parameter, or the optimizer's state of it."""
 
     stored: list[StoredRows]
@@ -38,13 +38,13 @@ class Held(NamedTuple):
     trained: bool = True
 
     @classmethod
-    def of(cls, chunk: StoredChunk, name: str, value: Any, first_row: Optional[int] = None) -> "Held":
+    def of(cls, chunk: StoredChunk, name: str, value: Any, first_row: Optional[int] = None) -> "LocalShard":
         """The parameter ``name`` of a chunk, or the optimizer's state of it."""
         return cls(chunk.stored[name], value, first_row, chunk.full_names[name], name in chunk.trained)
 
 
-class PieceForm(Form):
-    """Base class of forms with pieces, which `TorchCheckpointIO` writes. Subclasses know where parameters and states
+class ShardedForm(Form):
+    """Base class of forms with shards, which `TorchCheckpointIO` writes. Subclasses know where parameters and states
     are."""
 
     @property
@@ -53,7 +53,7 @@ class PieceForm(Form):
         """The stored form of this rank's chunks of the model, determined before sharding."""
 
     @abstractmethod
-    def model_state(self) -> dict[str, Held]:
+    def model_state(self) -> dict[str, LocalShard]:
         """Parameters and buffers of all chunks by name. The tensors are the model's, or `finish_reading` writes them back."""
 
     @property
@@ -72,7 +72,7 @@ class PieceForm(Form):
     def scaler(self) -> Any:
         """Its loss scaler. None: it has none."""
 
-    def optimizer_states(self) -> dict[str, Held]:
+    def optimizer_states(self) -> dict[str, LocalShard]:
         """The optimizer's state of each parameter, by the names of `model_state`."""
         state = self.optimizer.state
         return {
@@ -105,41 +105,41 @@ class PieceForm(Form):
         """Called after reading. Passes the keys that were loaded to modules of a transform that ask for them
         (`nemo2.mcore.parallel.transform`)."""
 
-    def model_pieces(self) -> list[Piece]:
-        return self.pieces(optimizer=False)
+    def model_shards(self) -> list[Shard]:
+        return self.shards(optimizer=False)
 
     @property
     def io(self) -> TorchCheckpointIO:
         return self.owner.checkpoint_io
 
     def parameters(self) -> Iterable[Tensor]:
-        return [piece.tensor for piece in self.pieces(optimizer=False)]
+        return [shard.tensor for shard in self.shards(optimizer=False)]
 
     def state(self, *, optimizer: bool) -> dict[str, Any]:
         if optimizer and self.save_optimizer:
             self.optimizer.make_state()
-        state: dict[str, Any] = {"pieces": self.pieces(optimizer=optimizer, part=self.part is not None)}
+        state: dict[str, Any] = {"shards": self.shards(optimizer=optimizer, part=self.part is not None)}
         state["objects"] = self.stored_objects() if self.part is None else {}
         if optimizer:
             state["random_state"] = random_states()
             state["optimizer_extras"] = self.optimizer_extras()
         return state
 
-    def pieces(
+    def shards(
         self, *, model: bool = True, optimizer: bool, part: bool = False, all_layers: bool = False
-    ) -> list[Piece]:
-        """This rank's pieces of the model and of the optimizer's state.
+    ) -> list[Shard]:
+        """This rank's shards of the model and of the optimizer's state.
 
         Args:
-            part: Only the pieces that the form saves.
-            all_layers: All pieces, stored layer by layer like those of a part.
+            part: Only the shards that the form saves.
+            all_layers: All shards, stored layer by layer like those of a part.
         """
-        pieces: list[Piece] = []
+        shards: list[Shard] = []
         apart = part or all_layers
         for held in (self.model_state() if model else {}).values():
             if not part or self.keeps(held.name, held.trained):
                 stored = rows_by_layer(held.stored) if apart else held.stored
-                pieces += stored_pieces(stored, held.value, first_row=held.first_row)
+                shards += stored_shards(stored, held.value, first_row=held.first_row)
         for name, held in (self.optimizer_states() if optimizer else {}).items():
             for kind, value in held.value.items():
                 if not isinstance(value, Tensor):
@@ -147,8 +147,8 @@ class PieceForm(Form):
                 stored = rows_by_layer(held.stored) if apart else held.stored
                 # A counter of steps has no rows: it is stored under the parameter's own name.
                 own = stored if value.dim() else [replace(stored[0], key=f"module.{name}")]
-                pieces += stored_pieces(own, value, prefix=f"optimizer.state.{kind}.", first_row=held.first_row)
-        return pieces
+                shards += stored_shards(own, value, prefix=f"optimizer.state.{kind}.", first_row=held.first_row)
+        return shards
 
     def read_whole(
         self, path: Path, *, optimizer: bool, model: bool = True, base: bool = False, part: bool = False
@@ -161,25 +161,25 @@ class PieceForm(Form):
         if optimizer:
             extras = self._extras_in(plain, path)
             self.optimizer.make_state()
-        pieces = self.pieces(model=model, optimizer=optimizer, all_layers=part)
+        shards = self.shards(model=model, optimizer=optimizer, all_layers=part)
         stored = read_metadata(weights_dir(path)).state_dict_metadata
         if optimizer:
-            self.warn_of_unused_state(path, stored, (piece.key for piece in pieces))
+            self.warn_of_unused_state(path, stored, (shard.key for shard in shards))
         if part:
-            here = {piece.key for piece in pieces if not piece.key.startswith("optimizer.")}
+            here = {shard.key for shard in shards if not shard.key.startswith("optimizer.")}
             left_out = here - self.part_in(path, stored, here)
         else:
             left_out = self.lacking(path, stored) if base else frozenset()
-        pieces = [piece for piece in pieces if piece.key not in left_out]
+        shards = [shard for shard in shards if shard.key not in left_out]
         if optimizer or self.load_main_params:
-            pieces = into_pieces(pieces, stored.keys())
-        rows = {stored[piece.key].size[0] for piece in pieces if piece.padded and piece.key in stored}
+            shards = into_shards(shards, stored.keys())
+        rows = {stored[shard.key].size[0] for shard in shards if shard.padded and shard.key in stored}
         for there in rows & paddings(self.owner.lightning_module, manifest):
-            pieces = padded_to(pieces, there)
-        self.io.load_into(pieces, path)
+            shards = padded_to(shards, there)
+        self.io.load_into(shards, path)
         self.finish_reading(model=model, optimizer=optimizer)
         if model:
-            self.report_loaded_keys({piece.key for piece in pieces})
+            self.report_loaded_keys({shard.key for shard in shards})
         if optimizer:
             self.load_optimizer_extras(extras)
         saved = plain.pop("random_state", {})
