@@ -17,7 +17,7 @@ differs between layer implementations) and an operation of `nemo2.models.convers
 
 ``*`` in a key is the layer. Keys of experts (``.experts.experts.``) stand for all experts. Differences between the
 sizes of a family are plain Python on its config. A row for some layers only names them (``layers=``). Shapes come from
-the config (`shapes`), so a row has no numbers. Whether layers are stacked under one key or stored separately follows
+the config (`tensor_shapes`), so a row has no numbers. Whether layers are stacked under one key or stored separately follows
 from the config, as in Megatron-Core. Padding of the vocabulary is added and removed automatically.
 
 A `Conversion` consists of the table, the family's names in ``config.json``, and the conversion of its settings in both
