@@ -46,6 +46,13 @@ def dataset_setting(name: str, value: str) -> str:
     return advice(f"data.dataset_kwargs.{name}={value}", f"dataset_kwargs={{{name!r}: {value!r}}}")
 
 
+def export_merged() -> str:
+    """How to use trained adapters without peft, as the end of a sentence."""
+    return "export the merged model: " + advice(
+        "nemo2 export CHECKPOINT --merge", "llm.peft.merge_lora(...), then llm.export_ckpt(...)"
+    )
+
+
 def again() -> str:
     """What goes on with a run that has stopped, as a line to copy."""
     return os.environ.get(_VARIABLE, "the same command or script")

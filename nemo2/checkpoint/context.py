@@ -17,8 +17,6 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Literal, Optional
 
-import torch
-
 from nemo2.base.backend.compilation import as_megatron_has_it
 from nemo2.base.errors import CheckpointError, ConfigError, SecurityError
 from nemo2.base.files import read_bounded
@@ -26,7 +24,7 @@ from nemo2.checkpoint.directory import CONTEXT_PATH, comparing, is_loaded, read_
 from nemo2.checkpoint.foreign_files import MOST_BYTES, read_json, read_object, refuse_links
 from nemo2.checkpoint.paths import HUGGING_FACE, checkpoint_at, folder_of
 from nemo2.config.aliases import parameter_names
-from nemo2.config.capture import captured_arguments, changed_since_made
+from nemo2.config.capture import captured_arguments, edited_arguments
 from nemo2.config.provenance import adjustments
 from nemo2.config.requested import explicit_fields
 from nemo2.data.base import MegatronDataModule
@@ -44,7 +42,6 @@ MANAGED = {field.name for managed in (ParallelismConfig, DtypeConfig) for field 
 """Fields of a model's configuration that the strategy and the precision plugin write."""
 _OF_WEIGHTS = {"seq_length", "moe_grouped_gemm"}
 """Fields that nemo2 adjusts and that decide the shapes of weights: of learned positions, and of experts with adapters."""
-_PLAIN = (bool, int, float, str, torch.dtype, type(None))
 
 
 def write_context(checkpoint: Path, trainer: Any, *, release: Optional[Mapping[str, Any]] = None) -> None:
@@ -237,11 +234,7 @@ def described(obj: Any, *, without: Collection[str] = ()) -> Any:
     if arguments is not None:
         adjusted = {name for name, steps in adjustments(obj).items() if steps[-1].by == "nemo2"}
         managed = MANAGED | adjusted - _OF_WEIGHTS
-        for name in changed_since_made(obj, arguments):
-            value = getattr(obj, name, None)
-            is_describable = isinstance(value, _PLAIN) or captured_arguments(value) is not None
-            if name not in managed and name in parameter_names(type(obj)) and is_describable:
-                arguments[name] = value
+        arguments |= {name: value for name, value in edited_arguments(obj).items() if name not in managed}
     elif dataclasses.is_dataclass(obj) and not isinstance(obj, type):
         arguments = {name: getattr(obj, name) for name in explicit_fields(obj)}
     else:

@@ -35,15 +35,15 @@ def load_nemo_model(checkpoint: Path | str) -> Any:
     """
     tree = _read(Path(checkpoint))
     model = _ours(tree)
-    config = _ours(tree.get("config") or {})
-    return model(config(**_arguments(tree.get("config") or {}, config)))
+    config = _ours(tree.get("config"))
+    return model(config(**_arguments(tree["config"], config)))
 
 
 def describe(checkpoint: Path) -> str:
     """One line about the model, or the reason why it can't be rebuilt."""
     try:
         tree = _read(checkpoint)
-        model, config = _ours(tree), _ours(tree.get("config") or {})
+        model, config = _ours(tree), _ours(tree.get("config"))
     except (CheckpointError, SecurityError) as error:
         return str(error)
     return f"model: {model.__name__}({config.__name__}), known to nemo2"
@@ -71,11 +71,16 @@ def _ours(node: Any) -> type:
 
     Raises:
         SecurityError: the name isn't one of NeMo's language models.
-        CheckpointError: nemo2 has no such model.
+        CheckpointError: nemo2 has no such model, or the node, which is the model's config then, names none.
     """
     from nemo2 import models
 
-    target = node.get("_target_") if isinstance(node, dict) else None
+    if not isinstance(node, dict) or "_target_" not in node:
+        raise CheckpointError(
+            f"context/{MODEL_FILE} does not describe a model: it has no config with a _target_. Put the file there that NeMo "
+            "2.0 saved with these weights, not a recipe's."
+        )
+    target = node["_target_"]
     if not isinstance(target, str) or not target.startswith(_PREFIX):
         raise SecurityError(
             f"context/{MODEL_FILE} names {target!r}, but nemo2 looks up only NeMo's language models ({_PREFIX}...)."

@@ -34,6 +34,7 @@ class _Parsed:
     def get_params(self, ctx: Any) -> list[Any]:
         params = super().get_params(ctx)  # pyright: ignore[reportAttributeAccessIssue]
         for one in params:
+            one.process_value = functools.partial(_processed, one)
             one.display_type_rich = functools.partial(_short_type, one)
             one._get_number_range_help_str = lambda: None
         return params
@@ -108,6 +109,17 @@ class _Parsed:
         ) from error
 
 
+def _processed(parameter: Any, ctx: Any, value: Any) -> Any:
+    """A parameter's value, of its type. An empty text on the command line is refused: it is what a shell makes of a variable
+    without a value, and typer reads an empty path as the working directory."""
+    typed = getattr(ctx.get_parameter_source(parameter.name), "name", "") == "COMMANDLINE"
+    if typed and "" in (value if isinstance(value, list | tuple) else [value]) and parameter.name != _MAY_BE_EMPTY:
+        if parameter.param_type_name == "argument":
+            raise ConfigError(f"{ctx.command_path} has an empty argument. Write it, or leave it out.")
+        raise ConfigError(f"{_name_of(parameter)}: the value is empty. Write one, or leave the option out.")
+    return type(parameter).process_value(parameter, ctx, value)
+
+
 def _short_type(parameter: Any, ctx: Any) -> str | None:
     if getattr(parameter, "is_flag", False):
         return None
@@ -132,24 +144,6 @@ class Group(_Parsed, TyperGroup):
 
 class Command(_Parsed, TyperCommand):
     """A command of nemo2."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        self._refuse_empty(ctx, args)
-        return super().parse_args(ctx, args)
-
-    def _refuse_empty(self, ctx: Any, args: list[str]) -> None:
-        """Refuse an empty argument or value of an option, which is what a shell makes of a variable without a value. typer
-        reads an empty path as the working directory."""
-        with_value = {name for one in self.params if not getattr(one, "is_flag", False) for name in one.opts}
-        for before, word in zip(["", *args], args, strict=False):
-            option, equals, value = word.partition("=")
-            option = option if equals else before
-            if value or (word and not equals):
-                continue
-            if option in with_value - _EMPTY_COUNTS:
-                raise ConfigError(f"{option}: the value is empty. Write one, or leave {option} out.")
-            if not word and option not in with_value:
-                raise ConfigError(f"{ctx.command_path} has an empty argument. Write it, or leave it out.")
 
     def invoke(self, ctx: Any) -> Any:
         token = _READ.set(ctx)
@@ -287,8 +281,8 @@ def _spelled(name: str) -> str:
     return next((opt for opt in parameter.opts if opt.startswith("--")), parameter.opts[0])
 
 
-_EMPTY_COUNTS = {"--system"}
-"""Options whose empty value differs from none: a template has a system message of its own."""
+_MAY_BE_EMPTY = "system"
+"""The option whose empty value differs from none: a template has a system message of its own."""
 _UNKNOWN = "VALUE"
 
 

@@ -21,7 +21,7 @@ from nemo2.base.names import did_you_mean
 from nemo2.config.aliases import aliases_of, gone, parameter_names, parameters_of, register_aliases
 from nemo2.config.attributes import guard
 from nemo2.config.dtypes import read_dtype
-from nemo2.config.provenance import Call, line_of_caller, note_call, note_own_changes, record_of
+from nemo2.config.provenance import Call, is_same, line_of_caller, note_call, note_own_changes, record_of
 
 _T = TypeVar("_T", bound=Callable[..., Any])
 _WRAPPED = "__nemo2_configurable__"
@@ -96,10 +96,10 @@ def changed_since_made(obj: object, arguments: Mapping[str, Any] | None = None) 
     """The public attributes of an object that its arguments don't explain. Empty: all attributes follow from the
     arguments.
 
-    Only attributes with plain data are compared. With `arguments`, the object is compared with a twin made from them.
-    Without, it is first compared with its own state right after construction, and then with a twin made from the
-    captured arguments, because a list that was passed may have grown together with the attribute that holds it. An
-    object that isn't captured is not compared without `arguments`.
+    Only attributes with plain data or captured objects are compared. With `arguments`, the object is compared with a
+    twin made from them. Without, it is first compared with its own state right after construction, and then with a twin
+    made from the captured arguments, because a list that was passed may have grown together with the attribute that
+    holds it. An object that isn't captured is not compared without `arguments`.
     """
     now = _plain_attributes(obj)
     if arguments is None or arguments == captured_arguments(obj):
@@ -120,12 +120,17 @@ def changed_since_made(obj: object, arguments: Mapping[str, Any] | None = None) 
 
 
 def edited_arguments(obj: object) -> dict[str, Any]:
-    """The arguments of a captured object whose attributes were set to other values after it was constructed."""
-    call = record_of(obj).call
-    if call is None or call.arguments is None:
-        return {}
-    edited = _differences(obj, call.attributes, _plain_attributes(obj))
-    return {name: getattr(obj, name) for name in edited if name in parameter_names(type(obj)) and hasattr(obj, name)}
+    """The arguments of a captured object whose attributes were set to other values after it was constructed.
+
+    A framework's own functions and objects that replaced None are not arguments: a later run attaches them again.
+    """
+    call, edited = record_of(obj).call, {}
+    for name in changed_since_made(obj):
+        if call is not None and name in parameter_names(type(obj)) and hasattr(obj, name):
+            value, was_none = getattr(obj, name), call.attributes.get(name) == _freeze(None)
+            if not (was_none and (inspect.isroutine(value) or _freeze(value) is _NOT_PLAIN)):
+                edited[name] = value
+    return edited
 
 
 def _decorate(target: Any, aliases: Mapping[str, str]) -> Any:
@@ -317,14 +322,14 @@ def _differences(obj: object, before: Mapping[str, Any], now: dict[str, Any]) ->
         # Frameworks attach themselves by replacing None with an object. Only a parameter's own attribute is the user's.
         if (old is _NOT_PLAIN or new is _NOT_PLAIN) and name not in parameters:
             continue
-        if old is _NOT_PLAIN or new is _NOT_PLAIN or old != new:
+        if not is_same(old, new):
             different.append(name)
     return sorted(different)
 
 
 def _freeze(value: Any) -> Any:
-    """A copy of plain data that is independent of later changes and comparable with `==`. `_NOT_PLAIN` for anything
-    else."""
+    """A copy of plain data that is independent of later changes, for `is_same`. A captured object is described by its
+    arguments, so that another in its place is noticed. `_NOT_PLAIN` for anything else."""
     if value is None or isinstance(value, bool | int | float | complex | str | bytes | enum.Enum):
         return (type(value), repr(value)) if isinstance(value, float) else (type(value), value)  # nan equals itself
     references = isinstance(value, type) or inspect.isroutine(value) or type(value).__name__ == "dtype"
@@ -341,5 +346,9 @@ def _freeze(value: Any) -> Any:
         return (type(value), frozen) if all(item is not _NOT_PLAIN for item in frozen) else _NOT_PLAIN
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = [(field.name, _freeze(getattr(value, field.name, None))) for field in dataclasses.fields(value)]
-        return (type(value), fields) if all(item is not _NOT_PLAIN for _, item in fields) else _NOT_PLAIN
-    return _NOT_PLAIN
+        if all(item is not _NOT_PLAIN for _, item in fields):
+            return (type(value), fields)
+    if (arguments := captured_arguments(value)) is None:
+        return _NOT_PLAIN
+    frozen = {name: _freeze(item) for name, item in arguments.items()}
+    return (type(value), {name: arguments[name] if item is _NOT_PLAIN else item for name, item in frozen.items()})

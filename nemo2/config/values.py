@@ -180,7 +180,11 @@ def _str(value: Any, text: str | None) -> str:
 
 
 def _path(value: Any, text: str | None) -> pathlib.Path:
-    return value if isinstance(value, pathlib.Path) else pathlib.Path(_str(value, text))
+    if isinstance(value, pathlib.Path):
+        return value
+    if not (written := _str(value, text)):
+        raise WrongType("takes a path, not an empty text, which would be the working directory")
+    return pathlib.Path(written)
 
 
 def _timedelta(value: Any, text: str | None) -> timedelta:

@@ -20,6 +20,7 @@ from typing import Any, Optional
 import torch
 from torch import Tensor
 
+from nemo2.base.advice import export_merged
 from nemo2.base.errors import CheckpointError, ConfigError
 from nemo2.checkpoint.context import load_context
 from nemo2.checkpoint.directory import take_place, weights_dir
@@ -171,8 +172,7 @@ def _whole(stored: StoredTensors, entries: Sequence[Entry]) -> dict[str, Tensor]
     if some := sorted(name for name, tensor in tensors.items() if bool(tensor.isnan().any())):
         raise ConfigError(
             f"{some[0]} is one tensor in the release, but peft.modules_to_save trains only a part of it, and peft "
-            "saves all of a tensor or nothing. Name the modules of all its parts, or merge (llm.peft.merge_lora) and "
-            "export the model."
+            f"saves all of a tensor or nothing. Name the modules of all its parts, or {export_merged()}."
         )
     return tensors
 
@@ -222,8 +222,7 @@ def _distribute(
     if stacked := [piece.name for piece in rows.pieces if piece.at is not None]:
         raise ConfigError(
             f"{stacked[0]} contains all experts of a layer in one tensor, and peft does not support adapters of a "
-            "part of a tensor. Remove the experts from peft.target_modules, or merge (llm.peft.merge_lora) and "
-            "export the model."
+            f"part of a tensor. Remove the experts from peft.target_modules, or {export_merged()}."
         )
     parts = {"": rows} if "" in parts_of_module else rows.parts(config)
     for part in (name for name in parts if name in parts_of_module):
@@ -250,7 +249,7 @@ def _tensors(modules: Mapping[str, _Released]) -> Iterator[tuple[str, Tensor]]:
             if bool(module.lengths.isnan().any()):
                 raise ConfigError(
                     f"{name} is one tensor in the release, but only some of its rows have trained magnitudes. peft "
-                    "supports magnitudes for all rows or none. Merge (llm.peft.merge_lora) and export the model."
+                    f"supports magnitudes for all rows or none. Instead, {export_merged()}."
                 )
             yield f"{prefix}.lora_magnitude_vector", module.lengths
 
@@ -265,8 +264,8 @@ def _adapter_config(
     parameters = sorted(name for name, (is_parameter, _) in targets.items() if is_parameter)
     if parameters and isinstance(method, DoRA):
         raise ConfigError(
-            f"peft has no DoRA for {parameters[0]}: beside experts it trains this layer as a parameter. Merge "
-            "(llm.peft.merge_lora) and export the model."
+            f"peft has no DoRA for {parameters[0]}: beside experts it trains this layer as a parameter. Instead, "
+            f"{export_merged()}."
         )
     if parameters and method.dropout:
         _log.warning(
@@ -284,8 +283,9 @@ def _adapter_config(
     if mixers := sorted(name for name in targets if name.endswith(".mixer.out_proj")):
         _log.warning(
             "peft loads no adapter of a Mamba mixer's out_proj (%s), because transformers' kernels use its weight without "
-            "calling it. To use the model in transformers, merge (llm.peft.merge_lora) and export it.",
+            "calling it. To use the model in transformers, %s.",
             mixers[0],
+            export_merged(),
         )
     return {
         "peft_type": "LORA",
@@ -330,8 +330,7 @@ def _targets(modules: Mapping[str, _Released], entries: Sequence[Entry]) -> dict
             if without := sorted(siblings - modules.keys()):
                 raise ConfigError(
                     f"{name} has an adapter and {without[0]} has none, but peft trains both as one parameter of all "
-                    "experts. Remove the experts from peft.target_modules, or merge (llm.peft.merge_lora) and export the "
-                    "model."
+                    f"experts. Remove the experts from peft.target_modules, or {export_merged()}."
                 )
             targets[f"{expert['layer']}.{parameter}"] = True, sum(modules[one].rank for one in siblings)
     return targets

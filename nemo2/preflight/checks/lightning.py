@@ -4,6 +4,7 @@
 Lightning checks these in its constructors, which open no file and no connection, so the constructors are called.
 """
 
+import itertools
 import logging
 import threading
 from collections.abc import Iterable, Iterator, Mapping
@@ -76,10 +77,8 @@ def no_time(max_time: Any) -> bool:
 def callback_problems(
     callbacks: Iterable[tuple[str, Any]], rule: str, *, here: bool, model: Any, recipe: Any
 ) -> Iterator[str]:
-    """The errors of callbacks of nemo2 and Lightning about their arguments. Constructors of other classes are not called:
-    they may do anything. Two callbacks of a class must differ in the folder of their files, which ``written_to`` names, and
-    in their steps, whose first and end ``alone_in`` names. Only one may save its state under a key, which Lightning
-    requires, or log under fixed names (``only_one``). `trainer.max_time` and `log.ckpt` count as callbacks.
+    """The errors of callbacks of nemo2 and Lightning about their arguments, and of callbacks that get in each other's way.
+    Constructors of other classes are not called: they may do anything.
 
     Args:
         callbacks: Nodes and live objects, each with its path.
@@ -88,28 +87,16 @@ def callback_problems(
         model: The model's settled configuration, at which callbacks with ``check_model`` look. None: unknown.
         recipe: The recipe, at which callbacks with ``check_recipe`` look.
     """
-    from lightning.pytorch.callbacks import Callback
-    from lightning.pytorch.utilities.model_helpers import is_overridden
-
-    beside = {"Timer": "trainer.max_time", "ModelCheckpoint": "log.ckpt"}
-    only = {key: path for key, path in beside.items() if node_at(recipe, path) is not None}
-    folders: dict[tuple[Any, str], str] = {}
-    spans: list[tuple[str, Any, int, int]] = []
+    callbacks = list(callbacks)
+    yield from _clashes(callbacks)
+    checks: dict[str, tuple[Any, ...] | None] = {
+        "check_files": () if here else None,
+        "check_model": None if model is None else (model,),
+        "check_recipe": (recipe,),
+    }
+    first_paths = {key: path for key, path in _IN_OTHER_FIELDS.items() if node_at(recipe, path) is not None}
     for path, node in callbacks:
         cls = class_of(node)
-        if field := getattr(cls, "written_to", None):
-            folder = getattr(node, field) or ""
-            if (first := folders.setdefault((cls, str(folder)), path)) != path:
-                yield f"{path}.{field}={folder!r}: {first} writes files of the same names to this folder. Set another {field}."
-        steps = [getattr(node, field) for field in getattr(cls, "alone_in", ())]
-        if steps and all(isinstance(step, int) for step in steps):
-            first, end = steps
-            for other in (at for at, kind, start, stop in spans if kind is cls and first < stop and start < end):
-                yield (
-                    f"{path}: start_step={first} and end_step={end} overlap the steps of {other}, but a process has only one "
-                    "profiler. Set other steps."
-                )
-            spans.append((path, cls, first, end))
         if not isinstance(node, fdl.Config) or not getattr(cls, "__module__", "").startswith(_OURS):
             continue
         if getattr(cls, "asks_for_overlap", False):
@@ -117,12 +104,9 @@ def callback_problems(
         try:
             with quietly():
                 callback: Any = fdl.build(node)
-                if here and hasattr(callback, "check_files"):
-                    callback.check_files()
-                if model is not None and hasattr(callback, "check_model"):
-                    callback.check_model(model)
-                if hasattr(callback, "check_recipe"):
-                    callback.check_recipe(recipe)
+                for name, arguments in checks.items():
+                    if arguments is not None and hasattr(callback, name):
+                        getattr(callback, name)(*arguments)
         except ImportError:  # the ranks may have a package that this machine lacks
             continue
         except Exception as error:
@@ -130,10 +114,41 @@ def callback_problems(
                 name = "" if cls.__name__ in refusal.message else f"{cls.__name__}: "
                 yield f"{path}: {name}{sentence(refusal.message)}"
             continue
-        stateful = not field and is_overridden("state_dict", callback, parent=Callback)
-        alone = stateful or getattr(cls, "only_one", False)
-        if alone and (first := only.setdefault(callback.state_key, path)) != path:
+        if _is_alone(callback) and (first := first_paths.setdefault(callback.state_key, path)) != path:
             yield f"{path}: {first} is a {cls.__name__} too, and a run has only one. Remove one of them."
+
+
+_IN_OTHER_FIELDS = {"Timer": "trainer.max_time", "ModelCheckpoint": "log.ckpt"}
+"""Fields of a recipe that add a callback, by its state's key."""
+
+
+def _clashes(callbacks: Iterable[tuple[str, Any]]) -> Iterator[str]:
+    """Two callbacks of a class whose files, in the folder that ``written_to`` names, would replace each other, or whose
+    steps overlap, of which ``alone_in`` names the first and the end."""
+    for (first, one), (path, other) in itertools.combinations(callbacks, 2):
+        if (cls := class_of(one)) is not class_of(other):
+            continue
+        field = getattr(cls, "written_to", "")
+        folder, before = (field and str(getattr(node, field) or "") for node in (other, one))
+        if field and folder == before:
+            yield f"{path}.{field}={folder!r}: {first} writes files of the same names to this folder. Set another {field}."
+        spans = [[getattr(node, field) for field in getattr(cls, "alone_in", ())] for node in (other, one)]
+        is_known = all(spans) and all(isinstance(step, int) for span in spans for step in span)
+        if is_known and max(start for start, _ in spans) < min(end for _, end in spans):
+            yield (
+                f"{path}: start_step={spans[0][0]} and end_step={spans[0][1]} overlap the steps of {first}, but a process "
+                "has only one profiler. Set other steps."
+            )
+
+
+def _is_alone(callback: Any) -> bool:
+    """Whether a run may have only one of a callback: it logs under fixed names (``only_one``), or it saves its state under
+    a key, which Lightning requires to be of one callback."""
+    from lightning.pytorch.callbacks import Callback
+    from lightning.pytorch.utilities.model_helpers import is_overridden
+
+    saves_state = not hasattr(callback, "written_to") and is_overridden("state_dict", callback, parent=Callback)
+    return saves_state or getattr(callback, "only_one", False)
 
 
 def _error(arguments: Mapping[str, Any]) -> str:

@@ -11,6 +11,7 @@ import pytest
 from nemo2.base.errors import CheckpointError, SecurityError
 from nemo2.checkpoint.auto_resume import AutoResume, RestoreConfig
 from nemo2.checkpoint.context import load_context, write_context
+from nemo2.data import PreTrainingDataModule
 from nemo2.data.tokenizer import ByteTokenizer, NullTokenizer
 from support import small_chats, small_runs
 
@@ -55,6 +56,17 @@ def test_tokenizer_and_data_are_built_too_or_read_as_editable_configs(checkpoint
     data = fiddle.build(config)
     assert (data.seq_length, data.global_batch_size) == (small_runs.SEQ, 16)
     assert load_context(checkpoint, "optim").config.lr == 1e-2
+
+
+def test_data_that_were_changed_after_they_were_made_are_described_as_they_are(tmp_path):
+    data = PreTrainingDataModule(["a"], seq_length=8)
+    data.paths = ["b"]
+    write_context(tmp_path, trainer(data=data))
+    assert load_context(tmp_path, "data", build=False).paths == ["b"]
+    data.paths = Plain()  # pyright: ignore[reportAttributeAccessIssue]
+    write_context(tmp_path / "told", trainer(data=data))
+    with pytest.raises(CheckpointError, match=r"does not describe the data: .*Plain"):
+        load_context(tmp_path / "told", "data")
 
 
 class Plain:

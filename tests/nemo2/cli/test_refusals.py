@@ -131,7 +131,7 @@ REFUSED = {
     "evaluate x --text a --limit 3": "--limit is read with --tasks only",
     "show llama_tiny --diff llama_tiny --python --json": "--json is not read with --python",
     # values that are empty, as from a variable of the shell
-    "pretrain llama_tiny --dir=": "--dir: the value is empty. Write one, or leave --dir out.",
+    "pretrain llama_tiny --dir=": "--dir: the value is empty. Write one, or leave the option out.",
     "pretrain llama_tiny --data ''": "--data: the value is empty",
     "generate --from= --prompt a": "--from: the value is empty",
     "generate '' --prompt a": "nemo2 generate has an empty argument. Write it, or leave it out.",

@@ -145,6 +145,11 @@ def test_a_change_after_construction_is_noticed_and_what_a_framework_attaches_is
     assert changed_since_made(made) == changed_since_made(model) == []
     made.every, model.act = 3, torch.nn.functional.silu
     assert changed_since_made(made) == ["every"] and changed_since_made(model) == ["act"]
+    strategy = Strategy(ddp=DDP())
+    strategy.ddp = DDP()
+    assert changed_since_made(strategy) == []
+    strategy.ddp = DDP(True)
+    assert changed_since_made(strategy) == ["ddp"]
 
 
 def test_a_list_that_grew_together_with_its_argument_is_no_change():

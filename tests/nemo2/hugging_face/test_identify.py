@@ -99,6 +99,7 @@ def test_what_a_nemo_model_computes_is_read_though_it_is_no_plain_value(tmp_path
         ("_target_: os.system\ncommand: 'mkdir RAN'\n", SecurityError, "only NeMo's language models"),
         ("_target_: nemo.lightning.run.plugins.X\n", SecurityError, "only NeMo's language models"),
         ("_target_: [1]\n", SecurityError, "only NeMo's language models"),
+        ("_target_: nemo.collections.llm.gpt.model.llama.LlamaModel\n", CheckpointError, "it has no config"),
         (
             MODEL_YAML.replace("nemo.collections.llm.gpt.model.llama.LlamaConfig", "subprocess.Popen"),
             SecurityError,

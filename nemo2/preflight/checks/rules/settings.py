@@ -1,13 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rules about settings that contradict each other, that a class rejects, or that Megatron-Core has removed."""
 
+import os
 import re
+import typing
 from collections.abc import Iterator, Mapping
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import Any
 
 from nemo2.base.names import did_you_mean
+from nemo2.config.aliases import parameters_of
+from nemo2.config.capture import is_configurable
 from nemo2.config.factories import missing_arguments
+from nemo2.config.typed_text import choices_of
+from nemo2.config.value_types import type_hints
 from nemo2.config.walk import class_of, iterate_nodes
 from nemo2.data.base import number_problems
 from nemo2.preflight.checks import domains
@@ -20,8 +26,6 @@ SETTINGS = Topic("Settings", needs_sizes=False)
 AGREEMENT = Topic("Settings that must agree")
 LAST = Topic("Megatron-Core's own checks")
 _VARIABLE = re.compile(r"(?:^|/)(\$(?:\w+|\{\w+\}))(?:/|$)")
-_PATH = re.compile(r"(?:^|_)(?:path|dir|dirpath|directory|root|folder|file)s?$")
-"""The names of fields that hold a path."""
 
 
 @SETTINGS.rule("secrets-stay-in-the-environment")
@@ -42,21 +46,35 @@ def _secrets(facts: Facts) -> Iterator[str]:
 
 @SETTINGS.rule("paths-are-written-out")
 def _variables(facts: Facts) -> Iterator[str]:
-    """A path must not be empty, and must not contain an environment variable. `~` is the home directory.
+    """A path, and a name without a default, must not be empty. A path must not contain an environment variable. `~` is the
+    home directory.
 
-    Otherwise: The run takes an empty path as none, and reads and writes in a folder whose name is `$HOME`, or another variable's.
+    Otherwise: The run takes an empty text as none, and reads and writes in a folder whose name is `$HOME`, or another variable's.
     """
-    for place, name, value in _texts_of(facts):
-        if not value and _PATH.search(name):
-            yield (
-                f"{place}='': the path is empty. Write it out, or set None where no path is meant. On a command line, a "
-                "variable of the shell without a value leaves an empty text."
-            )
+    for path, node in iterate_nodes(facts.recipe):
+        for name, value in node.__arguments__.items():
+            texts = [] if _may_be_empty(class_of(node), name) else _texts_in({name: value}, path, "")
+            for place in (place for place, field, text in texts if field == name and not text):
+                yield (
+                    f"{place}='': the text is empty. Write it out, or set None where none is meant. On a command line, a "
+                    "variable of the shell without a value leaves an empty text."
+                )
+    for place, _, value in _texts_of(facts):
         if variable := _VARIABLE.search(value):
             yield (
                 f"{place}={value!r}: {variable.group(1)} is taken as the name of a folder, because recipes don't read "
                 'variables. Write the path out. On a command line, the shell does it within "double quotes".'
             )
+
+
+def _may_be_empty(target: Any, name: str) -> bool:
+    """Whether a parameter takes no path, and has a default other than None or is another library's."""
+    if (parameter := parameters_of(target).get(name)) is None:
+        return True
+    choices = choices_of(type_hints(target).get(name, parameter.annotation))
+    takes_path = not {Path, os.PathLike}.isdisjoint(typing.get_origin(choice) or choice for choice in choices)
+    has_default = not any(parameter.default is none for none in (None, parameter.empty))
+    return not takes_path and (has_default or not is_configurable(target))
 
 
 def _texts_of(facts: Facts) -> Iterator[tuple[str, str, str]]:

@@ -246,9 +246,15 @@ def test_a_logger_that_cannot_write_is_refused_unless_its_files_go_to_the_run(tm
     assert rules_of(recipe) == {"log-directory-is-writable"}
 
 
-@pytest.mark.parametrize("setting", ["log.log_dir", "log.name", "resume.resume_from_path", "data.directory"])
+@pytest.mark.parametrize(
+    "setting",
+    ["log.log_dir", "log.name", "resume.resume_from_path", "data.directory",
+     "model.tokenizer.pretrained_model_name", "log.extra_loggers[0].save_dir"],
+)  # fmt: skip
 def test_an_empty_path_or_name_is_refused(setting: str) -> None:
     recipe: Any = recipes.get("llama_tiny").pretrain_recipe()
+    recipe.model.tokenizer = Config(AutoTokenizer, "gpt2")
+    recipe.log.extra_loggers = [Config(TensorBoardLogger, save_dir="logs", name="", version="")]  # Lightning takes both
     apply_overrides(recipe, [f"{setting}="])
     assert rules_of(recipe) == {"run-name-is-a-folder" if setting == "log.name" else "paths-are-written-out"}
 
