@@ -349,6 +349,7 @@ register_gone("nemo2.models.gpt:GPTModel", megatron_amp_O2=_MASTER_WEIGHTS)
 register_gone(
     "nemo2.models.gpt:GPTConfig",
     megatron_amp_O2=_MASTER_WEIGHTS,
+    async_tensor_model_parallel_allreduce="Megatron-Core always overlaps this reduction. Leave it out.",
     overlap_param_gather_with_optimizer_step="it is the optimizer's: optim.config.overlap_param_gather_with_optimizer_step.",
 )
 
