@@ -312,7 +312,7 @@ class GPTConfig(TransformerConfig):
         if tokenizer is not None and tokenizer.vocab_size > self.vocab_size:
             raise ConfigError(
                 f"model.config.vocab_size={self.vocab_size} is smaller than the tokenizer's {tokenizer.vocab_size} "
-                "tokens: raise it, or leave it unset to have it derived."
+                "tokens: raise it, or set None, with which the tokenizer decides."
             )
         return -(-self.vocab_size // tp) * tp
 
