@@ -70,19 +70,24 @@ def translated(text: str) -> Translation:
 
 def _rewritten(node: "ast.Import | ast.ImportFrom") -> tuple[Optional[list[str]], list[str]]:
     """The statements that replace an import, and the lines to edit. None for the statements: it doesn't import from
-    NeMo."""
+    NeMo or from an earlier Lightning."""
     if isinstance(node, ast.ImportFrom):
         module = "" if node.level else node.module or ""
+        if (home := _of_lightning(module)) is not None:
+            return [f"from {home} import {', '.join(_as(one.name, one.asname or one.name) for one in node.names)}"], []
         if not _of_nemo(module):
             names = [one.name for one in node.names if one.name != "*"] if _of_nemo_run(module) else []
             return None, [f"{name}: the installed {module} has no {name}" for name in names if not _has(module, name)]
         return _of_names(node)
-    if not any(_of_nemo(one.name) for one in node.names):
+    if not any(_of_nemo(one.name) or _of_lightning(one.name) for one in node.names):
         return None, []
     written, problems = [], []
     for one in node.names:
-        home = module_of(one.name) if _of_nemo(one.name) else one.name
-        if home is None:
+        package = one.name.partition(".")[0]
+        home = module_of(one.name) if _of_nemo(one.name) else _of_lightning(one.name) or one.name
+        if one.asname is None and package in _LIGHTNING:
+            written.append(f"import {_LIGHTNING[package]} as {package}")
+        elif home is None:
             problems.append(f"import {one.name}: nemo2 has no such module")
             written.append(f"# import {one.name}")
         elif one.asname is None and home != one.name:
@@ -138,6 +143,16 @@ def _of_names(node: ast.ImportFrom) -> tuple[list[str], list[str]]:
 
 def _as(name: str, used: str) -> str:
     return name if name == used else f"{name} as {used}"
+
+
+_LIGHTNING = {"pytorch_lightning": "lightning.pytorch", "lightning_fabric": "lightning.fabric"}
+"""Packages of NeMo 2.0.0's scripts whose classes, such as loggers, aren't those that nemo2's trainer knows."""
+
+
+def _of_lightning(module: str) -> Optional[str]:
+    """Today's name of a module of an earlier Lightning. None: it is another one."""
+    package, dot, rest = module.partition(".")
+    return f"{_LIGHTNING[package]}{dot}{rest}" if package in _LIGHTNING else None
 
 
 def _of_nemo(module: str) -> bool:

@@ -177,6 +177,21 @@ def test_a_name_that_means_several_things_is_not_followed():
     assert translated(text) == (text, [], [])
 
 
+def test_earlier_names_of_lightning_are_rewritten():
+    done = translated(
+        "import os, pytorch_lightning as pl\nimport pytorch_lightning.callbacks\n"
+        "from pytorch_lightning.loggers import (\n    TensorBoardLogger as Board,\n)\nfrom lightning_fabric import *\n"
+    )
+    assert done.text.splitlines() == [
+        "import os",
+        "import lightning.pytorch as pl",
+        "import lightning.pytorch as pytorch_lightning",
+        "from lightning.pytorch.loggers import TensorBoardLogger as Board",
+        "from lightning.fabric import *",
+    ]
+    assert (done.left, done.taken_out) == ([], [])
+
+
 UNKNOWN = """\
 from functools import partial
 import nemo_run as run
