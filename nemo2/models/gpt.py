@@ -312,7 +312,7 @@ class GPTConfig(TransformerConfig):
         if tokenizer is not None and tokenizer.vocab_size > self.vocab_size:
             raise ConfigError(
                 f"model.config.vocab_size={self.vocab_size} is smaller than the tokenizer's {tokenizer.vocab_size} "
-                "tokens: raise it, or leave it unset to have it derived."
+                "tokens: raise it, or set None, with which the tokenizer decides."
             )
         return -(-self.vocab_size // tp) * tp
 
@@ -349,6 +349,7 @@ register_gone("nemo2.models.gpt:GPTModel", megatron_amp_O2=_MASTER_WEIGHTS)
 register_gone(
     "nemo2.models.gpt:GPTConfig",
     megatron_amp_O2=_MASTER_WEIGHTS,
+    async_tensor_model_parallel_allreduce="Megatron-Core always overlaps this reduction. Leave it out.",
     overlap_param_gather_with_optimizer_step="it is the optimizer's: optim.config.overlap_param_gather_with_optimizer_step.",
 )
 

@@ -7,6 +7,7 @@ import json
 import logging
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from math import lcm
 from pathlib import Path
 from typing import Any, ClassVar, Optional
@@ -17,6 +18,7 @@ from torch.utils.data import Dataset
 from nemo2.base import ranks
 from nemo2.base.errors import ConfigError, DataError, Nemo2Error
 from nemo2.base.files import replaceable_file, replacing
+from nemo2.config.aliases import register_gone
 from nemo2.config.domains import Domain
 from nemo2.data.base import MegatronDataModule, arguments_of
 from nemo2.data.finetuning.check import check_records
@@ -396,6 +398,16 @@ class SampleDataModule(MegatronDataModule):
             at_most=self.seq_length,
             most_ends=most_ends,
         )
+
+
+_NESTED = {
+    **{one.name: f"dataset_kwargs={{'{one.name}': ...}}" for one in fields(DatasetSettings)},
+    **{one.name: f"packed_sequence_specs=PackedSequenceSpecs({one.name}=...)" for one in fields(PackedSequenceSpecs)},
+}
+"""Settings inside an argument, which NeMo's first data modules had as arguments of their own."""
+register_gone(
+    "nemo2.data.finetuning.base:SampleDataModule", **{name: f"set {place}." for name, place in _NESTED.items()}
+)
 
 
 def _fullness(samples: Samples, members: np.ndarray, ends: np.ndarray, capacity: int) -> Fullness:

@@ -136,6 +136,101 @@ def test_what_nemo_took_as_an_attribute_of_the_strategy_is_taken_out_too():
     assert translated(text).text == text.replace(removed, "pass")
 
 
+FOLLOWED = """\
+import nemo_run as run
+from nemo import lightning as L2
+from nemo.lightning import MegatronStrategy as MS
+S = L2.MegatronStrategy
+a = S(store_optimizer_states=True, x=1)
+b = run.Config(MS, precision=2)
+made = MS()
+made.store_optimizer_states = True
+def edit(recipe):
+    s = recipe.trainer.strategy
+    s.hidden_size = 8
+    setattr(recipe.trainer.strategy, "overlap_grad_reduce", True)
+    setattr(s, "store_optimizer_states", True)
+    setattr(recipe, "hidden_size", 9)
+"""
+
+
+def test_a_strategy_behind_another_name_and_setattr_are_followed():
+    done = translated(FOLLOWED)
+    assert done.text.splitlines()[4:] == [
+        "a = S(x=1)",
+        "b = run.Config(MS)",
+        "made = MS()",
+        "pass",
+        "def edit(recipe):",
+        "    s = recipe.trainer.strategy",
+        "    recipe.model.config.hidden_size = 8",
+        '    setattr(recipe.trainer.strategy.ddp, "overlap_grad_reduce", True)',
+        "    pass",
+        '    setattr(recipe, "hidden_size", 9)',
+    ]
+    assert [line for line, _ in done.taken_out] == [5, 6, 8, 11, 12, 13]
+    assert [line for line, _ in done.left] == [5], "x is no argument of the strategy"
+
+
+def test_a_name_that_means_several_things_is_not_followed():
+    text = "from torch import nn as S\nT = S.M\nT = nl.MegatronStrategy\nS(precision=1)\nT(precision=1)\n"
+    assert translated(text) == (text, [], [])
+
+
+def test_earlier_names_of_lightning_are_rewritten():
+    done = translated(
+        "import os, pytorch_lightning as pl\nimport pytorch_lightning.callbacks\n"
+        "from pytorch_lightning.loggers import (\n    TensorBoardLogger as Board,\n)\nfrom lightning_fabric import *\n"
+    )
+    assert done.text.splitlines() == [
+        "import os",
+        "import lightning.pytorch as pl",
+        "import lightning.pytorch as pytorch_lightning",
+        "from lightning.pytorch.loggers import TensorBoardLogger as Board",
+        "from lightning.fabric import *",
+    ]
+    assert (done.left, done.taken_out) == ([], [])
+
+
+UNKNOWN = """\
+from functools import partial
+import nemo_run as run
+from nemo.collections import llm
+config = llm.Llama3Config8B(
+    num_layers=2,
+    hiden_size=8,
+)
+data = run.Config(llm.SquadDataModule, seq_length=8, pad_to_max_length=True, packed_sequence_size=8)
+make = partial(llm.llama3_8b.pretrain_recipe, num_node=1)
+run.Config(llm.MixtralConfig8x7B, async_tensor_model_parallel_allreduce=True)
+run.Config(str, num_node=1, **config)
+strategy = nl.MegatronStrategy(pipeline_parallel_size=2, store_optimizer_states=(
+    True))
+strategy.precision = (
+    1)
+"""
+
+
+def test_arguments_that_nemo2_lacks_are_listed_with_the_fix():
+    done = translated(UNKNOWN)
+    assert done.taken_out == []
+    for (line, told), (number, words) in zip(
+        done.left,
+        (
+            (6, "Llama3Config8B has no parameter 'hiden_size'; did you mean 'hidden_size'"),
+            (8, "SquadDataModule has no parameter 'packed_sequence_size': set packed_sequence_specs"),
+            (8, "SquadDataModule has no parameter 'pad_to_max_length': set dataset_kwargs"),
+            (9, "pretrain_recipe has no parameter 'num_node'; did you mean 'num_nodes'"),
+            (10, "MixtralConfig8x7B has no parameter 'async_tensor_model_parallel_allreduce': Megatron-Core"),
+            (12, "MegatronStrategy has no parameter 'pipeline_parallel_size'; did you mean 'pipeline_model"),
+            (12, "remove MegatronStrategy(store_optimizer_states=...)"),
+            (14, "remove strategy.precision"),
+        ),
+        strict=True,
+    ):
+        assert line == number and words in told
+
+
 def test_several_edits_of_one_line_leave_the_rest_of_it_alone():
     text = (
         "a = nl.MegatronStrategy(precision=1, x=2); r.recipe.trainer.strategy.overlap_grad_reduce = "

@@ -106,7 +106,7 @@ def test_the_vocabulary_is_padded_unless_it_is_given(settings: dict[str, Any], t
         ),
         (
             lambda: GPTConfig(**TINY, vocab_size=90).padded_vocab_size(SimpleNamespace(vocab_size=100)),
-            "vocab_size=90 is smaller than the tokenizer's 100",
+            "vocab_size=90 is smaller than the tokenizer's 100 tokens: raise it, or set None",
         ),
         (lambda: LlamaModel(), "LlamaModel needs a config"),
         (lambda: LlamaConfig(num_layer=2), "num_layers"),  # pyright: ignore[reportCallIssue]
