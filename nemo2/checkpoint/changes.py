@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import fiddle as fdl
 
 from nemo2.base.advice import advice, new_name
+from nemo2.base.errors import CheckpointError
 from nemo2.base.names import listed
 from nemo2.checkpoint.context import (
     INPUTS,
@@ -28,7 +29,8 @@ from nemo2.checkpoint.context import (
     settings_of,
     tokenizer_settings,
 )
-from nemo2.checkpoint.directory import CONTEXT_PATH, read_manifest, sha256
+from nemo2.checkpoint.directory import CONTEXT_PATH, WEIGHTS_PATH, read_manifest, sha256
+from nemo2.checkpoint.metadata import stacks_layers
 from nemo2.config.aliases import parameter_names
 from nemo2.config.show import TARGET, diff
 from nemo2.data.base import MegatronDataModule
@@ -38,7 +40,8 @@ from nemo2.models.conversion.settings import TRAINED_OTHERWISE, contradicted, co
 _log = logging.getLogger(__name__)
 
 _SHAPE_FIELDS = re.compile(
-    r"\b(?P<size>hidden_size|ffn_hidden_size|num_attention_heads|kv_channels|model_transform\.dim)$"
+    r"\b(?P<size>hidden_size|ffn_hidden_size|num_attention_heads|num_query_groups|kv_channels|num_moe_experts"
+    r"|moe_ffn_hidden_size|moe_shared_expert_intermediate_size|(?:q|kv)_lora_rank|model_transform\.dim)$"
     r"|(num_layers|hidden_size|num_attention_heads|num_query_groups|kv_channels|vocab_size|num_moe_experts"
     r"|moe_layer_freq|gated_linear_unit|add_bias_linear|add_qkv_bias|normalization|qk_layernorm|position_embedding_type"
     r"|moe_shared_expert_intermediate_size|share_embeddings_and_output_weights|multi_latent_attention|(q|kv)_lora_rank"
@@ -187,6 +190,26 @@ def unfit_changes(checkpoint: Path, *, model_config: Any, tokenizer: Any, method
                 if not _DECIDED_ELSEWHERE.search(change.path):
                     _sort(changes, "model", f"{name}.{change.path}", change.old, change.new)
     return changes.unfit
+
+
+def refuse_other_shapes(checkpoint: Path, model_config: Any, *, name: str, method: Any = None) -> None:
+    """Check that the weights in ``checkpoint``, from which a run starts, have the sizes of its model. ``name``: the setting and
+    the checkpoint as the user wrote them.
+
+    Raises:
+        CheckpointError: weights have other shapes.
+    """
+    changes = unfit_changes(checkpoint, model_config=model_config, tokenizer=None, method=method)
+    other = [
+        change
+        for change in changes
+        if change.of_shapes or (change.field == "config.num_layers" and stacks_layers(checkpoint / WEIGHTS_PATH))
+    ]
+    if other:
+        raise CheckpointError(
+            f"{name}: these weights belong to another model: {'; '.join(map(str, other))}. Set the path of weights of this "
+            "model, or the sizes of the weights."
+        )
 
 
 def warn_if_trained_otherwise(checkpoint: Path, model_config: Any, *, name: Any, method: Any = None) -> None:

@@ -5,6 +5,7 @@ Files must be in the checkpoint's folder. A link or a path in ``.metadata`` that
 """
 
 import pickle
+import re
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from pathlib import Path
@@ -91,6 +92,16 @@ def read_metadata(weights: Path) -> Any:
             f"{path} is damaged, or was written by a newer torch than the installed {torch.__version__}, and cannot be "
             f"unpickled ({type(error).__name__}). Load another checkpoint, or upgrade torch."
         ) from error
+
+
+def stacks_layers(weights: Path) -> bool:
+    """Whether the layers of a model are stacked along a dimension of its tensors, which no other number of layers fits. False
+    too: the names of the tensors can't be read."""
+    try:
+        names = read_metadata(weights).state_dict_metadata
+    except CheckpointError:  # the rules about files name it
+        return False
+    return any(re.search(r"\.layers\.\D", name) for name in names)
 
 
 def weights_problem(weights: Path) -> Optional[str]:

@@ -106,9 +106,13 @@ def _no_weights(folder: Path) -> Optional[str]:
 
 def checkpoints_of_runs(folder: Path) -> list[Path]:
     """The finished checkpoints of nemo2 in ``folder``, the directory of a run or of several. The newest of each run, the
-    last saved first, and then the older ones."""
-    runs = [finished(one) for one in checkpoint_folders(folder)]
-    by_age = [[item for run in runs for item in run[-1:]], [item for run in runs for item in run[:-1]]]
+    last saved first, and then the older ones. At the end those beside the runs, such as a merged model."""
+    beside, *runs = (finished(one) for one in checkpoint_folders(folder))
+    by_age = [
+        [item for run in group for item in run[part]]
+        for group in (runs, [beside])
+        for part in (slice(-1, None), slice(None, -1))
+    ]
     return [path for items in by_age for path, _ in sorted(items, key=lambda item: item[1].saved_at, reverse=True)]
 
 

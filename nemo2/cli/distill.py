@@ -53,7 +53,7 @@ def distill(
         return distillation_recipe(begin, taught_by, recipe_tree(source), _settings(temperature, top_k))
 
     name = f"{Path(student).resolve().name}_distilled"
-    tree = logged(student_recipe, overrides or [], own_name=name, options=options, data=data)
+    tree = logged(student_recipe, overrides or [], own_name=lambda _: name, options=options, data=data)
     if output is not None:
         from nemo2.config.serialize import to_json
 

@@ -146,11 +146,11 @@ def _validate(
     of the checkpoint that the recipe would resume from."""
     from nemo2 import AutoResume, RestoreConfig
     from nemo2.config import Config, Partial
+    from nemo2.llm.api import refuse_no_validation
     from nemo2.llm.api import validate as entry
     from nemo2.mcore.settle.agreement import tokenizer_choice
 
     name = recipe or str(run_with_recipe(weights or ""))
-    own_name = name_of_run(recipe) if recipe else Path(name).absolute().parent.name
     start = Config(AutoResume, restore_config=Config(RestoreConfig, path=weights))
 
     def recipe_of_weights() -> Any:
@@ -159,9 +159,12 @@ def _validate(
             start.restore_config.path = use_model_of(tree, weights)
         return tree
 
-    if weights is not None:
-        own_name = own_name and f"{own_name}_validate"
+    def own_name(tree: Any) -> Optional[str]:
+        own = name_of_run(name, tree)
+        return own if weights is None else f"{own}_validate"
+
     tree = logged(recipe_of_weights, overrides, own_name=own_name, options=options, data=data)
+    refuse_no_validation(tree.trainer)
     if weights is not None:
         _refuse_other_start(tree, weights)
     else:

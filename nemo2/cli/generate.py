@@ -119,7 +119,7 @@ def generate(
             path=path,
             prompts=texts or None,
             input_dataset=prompts_file,
-            max_new_tokens=max_new_tokens or 64,
+            max_new_tokens=max_new_tokens,
             stop=stop,
             max_batch_size=batch_size,
             random_seed=seed,

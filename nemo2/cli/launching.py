@@ -80,12 +80,12 @@ def logged(
     source: Callable[[], Any],
     overrides: list[str],
     *,
-    own_name: Optional[str],
+    own_name: Callable[[Any], Optional[str]],
     options: LaunchOptions,
     data: Optional[str] = None,
 ) -> Any:
-    """The recipe that ``source`` stands for, with its overrides. The run's name is ``own_name`` unless an override or
-    ``--name`` sets another.
+    """The recipe that ``source`` stands for, with its overrides. The run's name is ``own_name`` of the recipe
+    unless an override or ``--name`` sets another.
 
     Raises:
         ConfigError: an override and an option set different names or directories of the run.
@@ -95,8 +95,8 @@ def logged(
 
     def make() -> Any:
         recipe = source()
-        if own_name is not None:
-            recipe.log.name = own_name
+        if (name := own_name(recipe)) != recipe.log.name:
+            recipe.log.name = name
         # Before the overrides, so that an override can set fields of the tracker.
         add_trackers(recipe, trackers)
         return recipe

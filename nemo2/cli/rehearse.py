@@ -76,7 +76,7 @@ def _train_tiny(recipe: Any, name: str, *, processes: int, steps: int, directory
     from nemo2.preflight.rehearse.shrink import shrink
 
     small = shrink(recipe, max_processes=processes, steps=steps)
-    small.recipe.log.name = f"{name_of_run(name) or recipe.log.name}_tiny"
+    small.recipe.log.name = f"{name_of_run(name, recipe)}_tiny"
     small.recipe.resume.resume_if_exists = False  # every rehearsal starts anew
     if directory is not None:
         small.recipe.log.log_dir = str(directory)

@@ -119,7 +119,8 @@ def _bases() -> Iterator[Path]:
 
 def _known() -> str:
     """The known names, for an error message."""
-    names = dict.fromkeys(folder.parent.name for folder in all_runs())
+    bases = {*_bases()}
+    names = dict.fromkeys(run.name if run.parent in bases else run.parent.name for run in all_runs())
     if not names:
         return f"give a run's directory, or the name of a run below the working directory or in ${VARIABLE}"
     return f"give a run's directory, or one of these names: {listed(names, 8)}"

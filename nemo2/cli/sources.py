@@ -133,11 +133,13 @@ def _finetuned(recipe: Any, name: str, method: str, arguments: dict[str, Any]) -
     return make(peft_scheme=FINETUNING[method], **arguments)
 
 
-def name_of_run(source: str) -> Optional[str]:
-    """The default name of a run of this recipe. None: the file sets the name."""
+def name_of_run(source: str, recipe: Any) -> Optional[str]:
+    """The name of a run of ``recipe``, for which ``source`` stands: the one that it sets, or else one after ``source``."""
     file = recipe_file(finetuned_name(source)[0])
     if file is not None:
-        return None if names_its_run(file) else file.stem
+        return recipe.log.name if names_its_run(file) else file.stem
+    if recipe.log.name not in (None, "default"):  # the factories' name of a run that nobody named
+        return recipe.log.name
     return Path(source).name.replace(".py", "").replace(":", "_")
 
 

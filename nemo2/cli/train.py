@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """``nemo2 pretrain`` and ``nemo2 finetune``."""
 
+from functools import partial
 from typing import Any, Optional
 
 from nemo2.base.errors import ConfigError
@@ -27,7 +28,7 @@ def pretrain(
     recipe = logged(
         lambda: _with_weights(source, name, performance=performance),
         overrides or [],
-        own_name=name_of_run(name),
+        own_name=partial(name_of_run, name),
         options=options,
         data=data,
     )
@@ -67,10 +68,10 @@ def finetune(
             )
         from nemo2.hugging_face.checkpoint import name_of_weights
 
-        method, own_name = peft or "lora", name_of_weights(source).rpartition("/")[2]
+        method, own_name = peft or "lora", lambda _: name_of_weights(source).rpartition("/")[2]
         called, make = source, lambda: finetuning_of(source, method=method, packed=packed)
     else:
-        called, own_name = (with_method := _with_method(name, peft)), name_of_run(with_method)
+        called, own_name = (with_method := _with_method(name, peft)), partial(name_of_run, with_method)
         packing = {"packed_sequence": True} if packed else {}
         make = lambda: _with_weights(source, with_method, performance=performance, **packing)  # noqa: E731
     recipe = logged(make, overrides, own_name=own_name, options=options, data=data)

@@ -18,7 +18,7 @@ from lightning.pytorch.callbacks import Checkpoint
 
 from nemo2.base.advice import typed_as
 from nemo2.base.counts import require_counts
-from nemo2.base.errors import ConfigError
+from nemo2.base.errors import ConfigError, DataError
 from nemo2.base.files import output_file
 from nemo2.checkpoint.auto_resume import AutoResume, starts_from_weights
 from nemo2.checkpoint.model_checkpoint import ModelCheckpoint
@@ -167,7 +167,12 @@ def validate(
     """Measure the validation loss of a checkpoint. The arguments are those of `train`. Returns the run's directory.
 
     The weights come from ``resume``: the checkpoint that it finds or names, or the weights that it restores.
+
+    Raises:
+        ConfigError: ``trainer.limit_val_batches`` is 0.
+        DataError: the data has no validation samples.
     """
+    refuse_no_validation(trainer)
     run_directory = _setup(
         model=model,
         data=data,
@@ -181,7 +186,19 @@ def validate(
     )
     with explaining_changed_inputs(data):
         trainer.validate(model, data)
+    if sum(trainer.num_val_batches) == 0:
+        raise DataError(
+            f"{type(data).__name__} has no batch for validation, so nothing was measured. Give it validation samples."
+        )
     return RunFolder(run_directory)
+
+
+def refuse_no_validation(trainer: Any) -> None:
+    """Raise ConfigError if a trainer, or its config, would validate nothing."""
+    if (limit := trainer.limit_val_batches) is not None and limit == 0:
+        raise ConfigError(
+            f"trainer.limit_val_batches={limit!r}: with 0, nothing is measured. Set it to 1 or more, or to None for no limit."
+        )
 
 
 @configurable
@@ -282,7 +299,9 @@ def generate(
     texts = [record["input"] for record in records]
 
     def read(model: Any) -> None:
-        read_prompts(model.tokenizer, texts, max_sequence_length=model.config.seq_length, add_bos=add_BOS)
+        length = model.config.seq_length
+        ids = read_prompts(model.tokenizer, texts, max_sequence_length=length, add_bos=add_BOS)
+        inference.warn_of_short_answers(ids, max_new_tokens=options.max_new_tokens, max_sequence_length=length)
 
     with inference.loaded(path, trainer, trust_remote_code=trust_remote_code, before=read) as model:
         results = complete(

@@ -19,6 +19,7 @@ from nemo2.base.errors import ConfigError, DataError
 from nemo2.base.files import text_of, write_file
 from nemo2.base.names import listed
 from nemo2.checkpoint.auto_resume import RestoreConfig
+from nemo2.config.notices import warn_once
 from nemo2.hugging_face.checkpoint import Checkpoint
 from nemo2.models.generate import Generation
 from nemo2.models.sampling import Sampling
@@ -122,6 +123,16 @@ def prompts_of(prompts: Optional[Sequence[str]], input_dataset: Any) -> list[dic
 def prompts_file(input_dataset: Any) -> Path:
     """The file of ``input_dataset``: a path, or a data module with a ``test_path``."""
     return Path(input_dataset if isinstance(input_dataset, str | Path) else input_dataset.test_path)
+
+
+def warn_of_short_answers(ids: Sequence[Sequence[int]], *, max_new_tokens: int, max_sequence_length: int) -> None:
+    """Warn that prompts leave less room in the model's sequences than the new tokens that they may have."""
+    rooms = [max_sequence_length - len(one) for one in ids]
+    if short := sum(room < max_new_tokens for room in rooms):
+        warn_once(
+            f"{typed_as('max_new_tokens', max_new_tokens)}: the model's sequences end at {max_sequence_length} tokens, the "
+            f"prompt's included, so {short} of {len(ids)} prompts can get fewer: {min(rooms)} after the longest."
+        )
 
 
 @contextmanager

@@ -119,8 +119,8 @@ class Form(ABC):
         released = rest.startswith(HUGGING_FACE)
         if not released and not Path(rest).is_dir():
             raise CheckpointError(
-                f"{path} contains only a part of the model, and the checkpoint with the rest is not at {rest}. Set "
-                "resume.restore_config.path to its location."
+                f"{path} contains only a part of the model, and the checkpoint with the rest is not at {rest}. Move it "
+                "or link it there. A training also takes its location as resume.restore_config.path."
             )
         self._refuse_another_base(path, manifest, rest)
         if released:

@@ -7,7 +7,12 @@ from typing import Any, Optional
 
 from nemo2.base.errors import CheckpointError
 from nemo2.checkpoint.auto_resume import newest_to_resume, refuse_weights_only
-from nemo2.checkpoint.changes import unfit_changes, unfit_message, warn_if_trained_otherwise
+from nemo2.checkpoint.changes import (
+    refuse_other_shapes,
+    unfit_changes,
+    unfit_message,
+    warn_if_trained_otherwise,
+)
 from nemo2.checkpoint.foreign_files import NEMO_STATE, is_nemo
 from nemo2.checkpoint.paths import checkpoint_at, checkpoint_folders
 from nemo2.config.walk import node_at
@@ -77,16 +82,10 @@ def weights_of_another_shape(facts: Facts, field: str, path: str) -> Iterator[st
     """A message if a checkpoint to start from describes a model whose weights have other shapes. A warning if they were
     trained with other settings."""
     checkpoint, method = checkpoint_at(path), facts.parts.get("peft")
-    changes = [
-        change
-        for change in unfit_changes(checkpoint, model_config=facts.config, tokenizer=None, method=method)
-        if change.of_shapes
-    ]
-    if changes:
-        yield (
-            f"{field}={path}: these weights belong to another model: {'; '.join(map(str, changes))}. Set the path of weights "
-            "of this model, or the sizes of the weights."
-        )
+    try:
+        refuse_other_shapes(checkpoint, facts.config, name=f"{field}={path}", method=method)
+    except CheckpointError as error:
+        yield str(error)
     else:
         warn_if_trained_otherwise(checkpoint, facts.config, name=path, method=method)
 

@@ -811,7 +811,7 @@ class BaseStrategy(DDPStrategy):
         Raises:
             CheckpointError: the checkpoint is unreadable or doesn't fit the model.
         """
-        from nemo2.checkpoint.changes import warn_if_trained_otherwise
+        from nemo2.checkpoint.changes import refuse_other_shapes, warn_if_trained_otherwise
 
         assert self.restore_config is not None
         path = self.restore_config.checkpoint
@@ -827,6 +827,11 @@ class BaseStrategy(DDPStrategy):
                 f"resume.restore_config.load_optim_state=True: {path} holds weights only. Set load_optim_state=False, or the "
                 "path of a checkpoint with the optimizer's state (log.ckpt.save_optim_on_train_end=True saves it at the end)."
             )
+        config, method = (getattr(self.lightning_module, name, None) for name in ("config", "model_transform"))
+        if self.restore_config.load_model_state:
+            refuse_other_shapes(
+                path, config, name=f"resume.restore_config.path={self.restore_config.path}", method=method
+            )
         loaded = self.form.read(
             path,
             optimizer=self.restore_config.load_optim_state,
@@ -837,7 +842,6 @@ class BaseStrategy(DDPStrategy):
         kept = {key: value for key, value in loaded.items() if key in ("model", "optimizer")}
         self.load_model_state_dict(kept, strict=True)
         _log.info("Started from the weights of %s.", path)
-        config, method = (getattr(self.lightning_module, name, None) for name in ("config", "model_transform"))
         warn_if_trained_otherwise(path, config, name=path, method=method)
 
     def start_from_released(self, path: str) -> None:

@@ -20,6 +20,7 @@ from nemo2.checkpoint.directory import (
     unusable,
 )
 from nemo2.checkpoint.leftovers import clean_up
+from nemo2.checkpoint.paths import checkpoint_at, checkpoints_of_runs
 from support.saved_checkpoints import manifest, saved, written
 
 
@@ -273,3 +274,11 @@ def test_names_of_checkpoints():
     assert directory.without_last(Path("/x/step=3-last")) == Path("/x/step=3")
     assert directory.step_in_name(Path("llama--val_loss=2.53-step=120-consumed_samples=960-last")) == 120
     assert directory.step_in_name(Path("weights")) is None
+
+
+def test_a_model_that_is_written_beside_the_checkpoints_of_a_run_is_not_the_runs_newest(tmp_path):
+    trained = saved(tmp_path / "tuned" / "1" / "checkpoints" / "step=3", 3)
+    merged = [saved(tmp_path / place, 0) for place in ("tuned/merged", "tuned/1/merged")]
+    assert checkpoint_at(str(tmp_path / "tuned")) == checkpoint_at(str(tmp_path / "tuned" / "1")) == trained
+    assert checkpoint_at(str(merged[0])) == merged[0]
+    assert set(checkpoints_of_runs(tmp_path / "tuned")) == {trained, merged[0]}, "what an overwrite would delete"

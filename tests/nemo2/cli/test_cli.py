@@ -184,12 +184,23 @@ def test_validation_measures_the_named_weights_as_they_describe_themselves(launc
 
 def test_validation_measures_a_run_of_fine_tuning_with_its_adapters_and_tokenizer(launches, tmp_path, command):
     saved_checkpoints.saved(tmp_path / "mine" / "1" / "checkpoints" / "step=3", 3)
-    recipe = recipes.get("llama_tiny").finetune_recipe(peft_scheme="lora")
+    recipe = recipes.get("llama_tiny").finetune_recipe(peft_scheme="lora", name="mine")
     (tmp_path / "mine" / "1" / "recipe.json").write_text(to_json(recipe))
     command("evaluate", tmp_path / "mine")
     call = launches[0].recipe
     assert call.resume.restore_config.path == str(tmp_path / "mine") and call.log.name == "mine_validate"
     assert isinstance(call.model_transform, LoRA) and call.tokenizer == "model"
+
+
+def test_an_evaluation_of_no_batch_is_refused_before_the_launch(launches, tmp_path, command):
+    saved_checkpoints.saved(tmp_path / "runs" / "flat" / "checkpoints" / "step=3", 3)
+    recipe = recipes.get("llama_tiny").pretrain_recipe(name="flat")
+    recipe.trainer.limit_val_batches = 0
+    (tmp_path / "runs" / "flat" / "recipe.json").write_text(to_json(recipe))
+    told = command(f"evaluate {tmp_path}/runs/flat", code=2).err
+    assert "trainer.limit_val_batches=0: with 0, nothing is measured" in told and not launches
+    command(f"evaluate {tmp_path}/runs/flat trainer.limit_val_batches=1")
+    assert launches[0].recipe.log.name == "flat_validate"  # also where the run's folder has no folder of its name
 
 
 def test_validation_without_weights_measures_the_run_that_the_recipe_would_resume(launches, tmp_path, command):

@@ -394,6 +394,9 @@ def test_a_run_is_found_by_its_name(tmp_path, monkeypatch, command):
         printed = command(line, code=2)
         places = [printed.err.index(word) for word in words]
         assert places == sorted(places) and printed.out == ""  # no prompt without an answer
+    (tmp_path / "runs" / "flat").mkdir()  # a run without a folder per start
+    (tmp_path / "runs" / "flat" / "recipe.json").write_text(recipe)
+    assert "one of these names: first, flat" in command("generate second --prompt a", code=2).err
     (tmp_path / "more" / "first").mkdir(parents=True)
     (tmp_path / "more" / "first" / "recipe.json").write_text(recipe)
     assert "names runs in several directories: more/first, runs/first" in command("show first", code=2).err

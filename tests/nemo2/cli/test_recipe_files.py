@@ -29,9 +29,9 @@ def test_changes_of_a_recipe_by_name(command):
     )
     made = recipe_tree("small.yaml")
     assert made.trainer.max_steps == 7 and made.trainer.strategy.tensor_model_parallel_size == 1
-    assert name_of_run("small.yaml") == "small"
+    assert name_of_run("small.yaml", made) == "small"
     Path("small.yaml").write_text("recipe: llama_tiny\nlog:\n  name: mine\n")
-    assert name_of_run("small.yaml") is None and recipe_tree("small.yaml").log.name == "mine"
+    assert name_of_run("small.yaml", recipe_tree("small.yaml")) == "mine"
     command("check small.yaml trainer.max_steps=5")
     assert "nemo_experiments/other" in command("pretrain small.yaml --dryrun --name other").err
 

@@ -135,10 +135,21 @@ def test_recipes_files_json_and_run_directories_stand_for_the_same(tmp_path, com
     sources = ("llama_tiny", "run", "./run", "one.json", "./frozen_tiny.py", "frozen_tiny.py:pretrain_recipe")
     for source in sources:
         assert recipe_tree(source) == expected, source
-    assert [name_of_run(source) for source in sources] == [
-        "llama_tiny", None, None, None, "frozen_tiny", "frozen_tiny_pretrain_recipe",
+    assert [name_of_run(source, expected) for source in sources] == [
+        "llama_tiny", "default", "default", "default", "frozen_tiny", "frozen_tiny_pretrain_recipe",
     ]  # fmt: skip
     command("show run --diff llama_tiny --exit-code")
+
+
+def test_a_python_recipe_that_names_its_run_keeps_the_name(command):
+    Path("named.py").write_text(
+        "from nemo2.recipes import llama_tiny\n"
+        "def pretrain_recipe():\n    return llama_tiny.pretrain_recipe(name='tuned')\n"
+    )
+    command("show ./named.py -o frozen_named.py")
+    for source in ("./named.py", "./frozen_named.py", "named.py:pretrain_recipe"):
+        assert "writes to   nemo_experiments/tuned" in " ".join(command(f"pretrain {source} --dryrun").err.split("\n"))
+    assert "nemo_experiments/other" in command("pretrain ./named.py --dryrun --name other").err
 
 
 def test_a_json_may_name_what_a_users_own_recipes_define_and_nothing_else(tmp_path, monkeypatch, command):

@@ -92,6 +92,19 @@ def test_settings_with_which_the_weights_were_not_trained_are_told(
     assert [f"model.config.{field}={value}" in message for message in messages] == [True, True] * told
 
 
+@pytest.mark.parametrize(("field", "value"), [("num_layers", 5), ("num_query_groups", 2), ("ffn_hidden_size", 96)])
+def test_sizes_that_the_weights_do_not_have_are_refused_before_the_launch(
+    tmp_path: Path, field: str, value: int
+) -> None:
+    ours = import_release(write(tmp_path / "hf"), tmp_path / "ours")
+    config = load_context(ours, "model").config
+    before = getattr(config, field)
+    setattr(config, field, value)
+    facts: Any = types.SimpleNamespace(config=config, parts={})
+    told = list(weights_of_another_shape(facts, "resume.restore_config.path", str(ours)))
+    assert len(told) == 1 and f"model.config.{field}: {before} -> {value}" in told[0]
+
+
 def test_any_part_of_a_tensor_is_filled_with_what_belongs_there(tmp_path: Path) -> None:
     """Rows over the bounds of shards, columns, several layers at a time, rows of padding."""
     from support.resharding import whole_tensors

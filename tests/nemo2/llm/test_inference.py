@@ -86,6 +86,16 @@ def test_a_checkpoint_answers_the_same_in_every_layout(one, two, directory):
     assert [(line["prompt"], line["text"]) for line in lines] == one["alone"]
 
 
+def test_prompts_that_leave_less_room_than_the_requested_tokens_are_told(caplog):
+    from nemo2.llm.inference import warn_of_short_answers
+
+    warn_of_short_answers([[1] * 60, [1] * 4], max_new_tokens=4, max_sequence_length=64)
+    assert not caplog.text
+    warn_of_short_answers([[1] * 60, [1] * 4], max_new_tokens=10, max_sequence_length=64)
+    assert "max_new_tokens=10: the model's sequences end at 64 tokens" in caplog.text
+    assert "1 of 2 prompts can get fewer: 4 after the longest" in caplog.text
+
+
 def complete_as_nemo(path: str, folder: str) -> dict[str, Any]:
     small_runs.quiet()
     params = SimpleNamespace(
