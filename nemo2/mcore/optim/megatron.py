@@ -64,6 +64,10 @@ class MegatronOptimizerModule(OptimizerModule):
                 "The model normalizes no queries and keys: model.config.qk_layernorm is off.",
                 apply_wd_to_qk_layernorm=(getattr(self.config, "apply_wd_to_qk_layernorm", False), False),
             )
+        if self.lr_scheduler is None:
+            rates = {name: (getattr(self.config, name, None), None) for name in ("min_lr", "decoupled_min_lr")}
+            why = "The learning rate is constant, because optim.lr_scheduler is unset."
+            warn_without_effect(why, **{f"optim.config.{name}": value for name, value in rates.items()})
         width: float = model.config.mup_width_mult if getattr(model.config, "use_mup", False) else 1.0
         if getattr(model, "wrap_chunk", None) is not None:
             from nemo2.mcore.optim.sharded import ShardedOptimizer, torch_optimizer

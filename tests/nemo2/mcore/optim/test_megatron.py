@@ -24,6 +24,15 @@ def test_a_missing_rate_and_a_multiplier_for_nothing_are_refused():
         MegatronOptimizerModule(OptimizerConfig(lr=1.0), lr_mult=0.1)
 
 
+def test_a_final_rate_without_a_schedule_has_no_effect_and_says_so(caplog: pytest.LogCaptureFixture):
+    unwrapped = SimpleNamespace(config=None, ddp_config=None)
+    for scheduler, count in ((schedule(), 0), (None, 1)):
+        module = MegatronOptimizerModule(OptimizerConfig(lr=1.0, min_lr=0.123), scheduler)
+        with pytest.raises(ConfigError, match="wrapped for training"):
+            module.optimizers(unwrapped)  # pyright: ignore[reportArgumentType]
+        assert caplog.text.count("optim.config.min_lr=0.123 has no effect. The learning rate is constant") == count
+
+
 HAS_MUP = hasattr(TransformerConfig, "use_mup")
 """Newer versions of Megatron-Core have it."""
 
