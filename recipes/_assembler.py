@@ -14,6 +14,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Optional, Self
 
+from nemo2.base.counts import require_counts
 from nemo2.base.errors import ConfigError
 from nemo2.base.names import did_you_mean
 from nemo2.config.capture import configurable
@@ -42,8 +43,8 @@ class PretrainRecipe:
     """The facts of a pre-training run. Classes are named as ``"module:name"``, so that naming a class imports nothing.
 
     Raises:
-        ConfigError: the facts contradict each other: the layout does not divide the machines, the global batch can't be
-            split into micro-batches, or context parallelism can't split the sequence.
+        ConfigError: a size is no count, or the facts contradict each other: the layout does not divide the machines, the
+            global batch can't be split into micro-batches, or context parallelism can't split the sequence.
     """
 
     name: str
@@ -94,6 +95,14 @@ class PretrainRecipe:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_stated_at", caller())
+        sizes = ("seq_length", "global_batch_size", "micro_batch_size", "nodes", "gpus_per_node")
+        require_counts(self.name, **{size: getattr(self, size) for size in sizes})
+        for fact, kind, words in (
+            ("layout", Layout, "a Layout, such as Layout(tp=2)"),
+            ("max_lr", int | float, "a number"),
+        ):
+            if not isinstance(value := getattr(self, fact), kind):
+                raise ConfigError(f"{self.name}.{fact}={value!r}: must be {words}.")
         refuse_what_does_not_divide(
             self.name,
             layout=self.layout,

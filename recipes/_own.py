@@ -17,6 +17,7 @@ import importlib.metadata
 import importlib.util
 import os
 import sys
+import sysconfig
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any, NamedTuple, Optional
 
+import nemo2
 from nemo2.base.errors import ConfigError
 from nemo2.base.import_path import add_own_folder
 from nemo2.base.names import did_you_mean
@@ -266,11 +268,14 @@ def _imported(module: str, origin: str) -> ModuleType:
 
 
 def _error_with_line(error: BaseException) -> str:
-    """The error, and the innermost line of the user's code in its traceback."""
+    """The error, and the innermost line of the user's code in its traceback: neither of installed packages nor of nemo2."""
     if isinstance(error, SyntaxError):
         return f"{type(error).__name__}: {error.msg} (line {error.lineno})."
     frames = _frames(error)
-    users = [frame for frame in frames if "site-packages" not in frame.filename] or frames
+    libraries = (sysconfig.get_path("stdlib"), str(Path(__file__).parent), str(Path(nemo2.__file__).parent))
+    users = [
+        frame for frame in frames if "site-packages" not in frame.filename and not frame.filename.startswith(libraries)
+    ] or frames
     where = f" ({Path(users[-1].filename).name}:{users[-1].lineno})" if users else ""
     return f"{type(error).__name__}: {str(error).removesuffix('.')}{where}."
 

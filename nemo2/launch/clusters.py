@@ -150,6 +150,8 @@ def build_executor(profile: Profile) -> tuple[Any, ClusterSettings]:
         ConfigError: the message names the file, the field and its valid values.
     """
     where = f"{profile.file}: [{_TABLE}.{profile.name}]"
+    if profile.name == "local":
+        raise ConfigError(f"{where} is never read, because the executor 'local' is this machine. Use another name.")
     kind = profile.values.get("kind")
     if not isinstance(kind, str) or kind not in KINDS:
         raise ConfigError(

@@ -47,8 +47,8 @@ def gpt_data_step(dataloader_iter: Iterator[Any], use_mtp: bool = False) -> dict
 
     Raises:
         StopIteration: the iterator is exhausted.
-        DataError: the batch lacks a key that this stage needs, packs sequences into several rows, or has a sequence
-            that context parallelism can't split.
+        DataError: the batch lacks a key that this stage needs, has tokens, labels and a mask of several shapes, packs
+            sequences into several rows, or has a sequence that context parallelism can't split.
     """
     batch = _unwrap(next(dataloader_iter))
     # With a virtual pipeline a rank holds several chunks. The keys that its first or last chunk needs are fetched for
@@ -61,6 +61,12 @@ def gpt_data_step(dataloader_iter: Iterator[Any], use_mtp: bool = False) -> dict
         raise DataError(
             f"The batch has no {', '.join(missing)}, which a GPT needs; it has {', '.join(batch) or 'no keys'}. "
             "Return these keys from the dataset, or define your own `data_step` on the model."
+        )
+    shapes = {key: list(batch[key].shape) for key in ("tokens", "labels", "loss_mask") if batch.get(key) is not None}
+    if any(shape != shapes.get("tokens", shape) for shape in shapes.values()):
+        raise DataError(
+            f"The batch has {', '.join(f'{key} of shape {shape}' for key, shape in shapes.items())}. Return one shape for all of "
+            "them from the dataset: a label and a weight per token."
         )
     device = get_backend().device
     batch_of_stage = {

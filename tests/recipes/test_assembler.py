@@ -95,6 +95,9 @@ def test_a_variant_names_its_parent_and_what_differs():
     [
         ({"sequence_length": 4096}, "no fact 'sequence_length'; did you mean 'seq_length'"),
         ({"layout": Layout(tp=16)}, "does not divide the world of 8"),
+        ({"layout": 4}, r"llama3_8b.layout=4: must be a Layout, such as Layout\(tp=2\)"),
+        ({"nodes": 0, "micro_batch_size": "1"}, r"micro_batch_size='1': must be a whole number[^\0]*llama3_8b.nodes=0"),
+        ({"max_lr": "1e-3"}, "llama3_8b.max_lr='1e-3': must be a number"),
         ({"global_batch_size": 510}, r"global_batch_size=510 must be a multiple of .* = 4"),
         ({"seq_length": 8190}, r"seq_length=8190 must be a multiple of 2 \* context_parallel_size = 4"),
     ],

@@ -105,7 +105,11 @@ def test_names_that_are_taken_are_told_and_the_first_stays(folder, tmp_path_fact
         ("raise SystemExit(3)", "cannot be imported: SystemExit: 3"),
         ("x = 3", "is not a recipe: it has neither RECIPE"),
         ("RECIPE = 3", "RECIPE is a int, but must be a PretrainRecipe"),
-        ("from nemo2.recipes import llama_tiny\nRECIPE = llama_tiny.RECIPE.but(seq_len=3)", "did you mean 'seq_length'"),
+        (
+            "from nemo2.recipes import llama_tiny\nRECIPE = llama_tiny.RECIPE.but(seq_len=3)",
+            r"did you mean 'seq_length'.*\(own_broken.py:2\)",
+        ),
+        ("from nemo2.recipes import llama_tiny\n\nRECIPE = llama_tiny.RECIPE.but(nodes=0)", r"\(own_broken.py:3\)"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_with_a_file_is_told_with_its_name_and_line(folder, text, words):

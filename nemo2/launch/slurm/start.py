@@ -101,6 +101,11 @@ def prepare(request: LaunchRequest, settings: ClusterSettings) -> tuple[Job, dic
     if executor.packager != GitArchivePackager():
         check_packaged_commit(executor)
     resumes = _resumes(recipe)
+    if not resumes and request.chain > 1 and getattr(recipe, "resume", None) is not None:
+        raise ConfigError(
+            f"chain={request.chain}: each job would train from the beginning, because resume.resume_if_exists is not set. "
+            "Set it, or remove chain."
+        )
     if not resumes and (job.requeue or request.chain > 1):
         print_warning("resume.resume_if_exists is not set, so the job does not restart when it is interrupted.")
     return replace(

@@ -176,11 +176,24 @@ def walk(root: nn.Module, function: Callable[..., nn.Module]) -> nn.Module:
 
 
 def takes_names(transform: Transform) -> bool:
-    """Whether a transform has the form ``model_transform(module, name)``, which is called for each module."""
+    """Whether a transform has the form ``model_transform(module, name)``, which is called for each module.
+
+    Raises:
+        ConfigError: it has neither this form nor ``model_transform(module)``.
+    """
     try:
-        return "name" in inspect.signature(transform).parameters
+        signature = inspect.signature(transform)
     except ValueError:  # of a builtin
         return False
+    named = "name" in signature.parameters
+    try:
+        signature.bind(None, **{"name": ""} if named else {})
+    except TypeError as error:
+        raise ConfigError(
+            f"model_transform={_called(transform)} has another signature than transform(module) and transform(module, name): "
+            f"{error}. Rename its second argument to name, or give others a default."
+        ) from error
+    return named
 
 
 def full_names(root: nn.Module) -> dict[str, str]:

@@ -230,6 +230,7 @@ def test_the_commands_write_list_and_show_profiles(command):
 def test_what_is_added_is_read_back_or_refused_and_the_other_profiles_stay(command):
     command("cluster add good kind=slurm", "env.A=\U0001f600", "env.B=1\nC = 2")
     assert resolve_executor("good")[0].env_vars == {"A": "\U0001f600", "B": "1\nC = 2"}
+    assert "[clusters.local] is never read" in command("cluster add local kind=slurm", code=2).err
     for setting in (".a=1", "env..A=1", "env.=1", "kind.a=1", "env.A=[inf]"):
         assert "Traceback" not in command("cluster add bad kind=slurm", setting, code=2).err
         assert [*profiles()] == ["good"]

@@ -20,6 +20,7 @@ import nemo_run
 import pytest
 from nemo_run.core.execution.launcher import FaultTolerance
 
+from nemo2 import recipes
 from nemo2.base.errors import ConfigError, RuntimeFault
 from nemo2.checkpoint.directory import Manifest, write_manifest
 from nemo2.config import Config, Partial
@@ -735,6 +736,13 @@ def test_a_chain_of_which_slurm_refuses_a_link_leaves_no_job(program, tmp_path, 
     with pytest.raises(ConfigError, match="refuses"):
         launched(Partial(program.work, place=""), executor(tmp_path), chain=3)
     assert (slurm / "scancel.asked").read_text() == "8 9\n"
+
+
+def test_a_chain_whose_jobs_would_each_begin_again_is_refused(tmp_path, slurm):
+    recipe = recipes.get("llama_tiny").pretrain_recipe()
+    recipe.resume.resume_if_exists = False
+    with pytest.raises(ConfigError, match="chain=3: each job would train from the beginning"):
+        launched(recipe, executor(tmp_path), name="again", chain=3, dryrun=True)
 
 
 def job_of_executor(**fields):

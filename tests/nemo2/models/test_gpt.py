@@ -158,7 +158,7 @@ def one_micro_batch() -> dict[str, Any]:
     bad = a_batch()
     bad["tokens"][0, 0] = 64
     refusals = []
-    for faulty in (bad, {"tokens": a_batch()["tokens"]}):
+    for faulty in (bad, {"tokens": a_batch()["tokens"]}, {**a_batch(), "loss_mask": torch.ones(2, 15)}):
         try:
             model.data_step(iter([faulty]))
         except DataError as error:
@@ -192,6 +192,7 @@ def test_a_model_fetches_checks_and_runs_a_micro_batch(run_on_ranks: Any) -> Non
     torch.testing.assert_close(result["training"], result["validation"])
     assert (result["reduction"], result["kept"], result["validating"]) == ("MaskedTokenLossReduction", True, True)
     assert "'tokens' lie outside the vocabulary of 64" in result["refusals"][0]
+    assert "labels of shape [2, 16], loss_mask of shape [2, 15]. Return one shape for all" in result["refusals"][2]
     assert "The batch has no position_ids, labels, loss_mask, which a GPT needs" in result["refusals"][1]
 
 

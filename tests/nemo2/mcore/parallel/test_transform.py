@@ -155,6 +155,10 @@ def identity(module: nn.Module) -> nn.Module:
     return module
 
 
+def by_path(module: nn.Module, path: str) -> nn.Module:
+    return module
+
+
 def nothing(module: nn.Module) -> Any:
     return None
 
@@ -186,6 +190,7 @@ def refusals() -> dict[str, str]:
         "none": told(callbacks=[ModelTransform()]),
         "no module": told(of_model=nothing),
         "no function": told(of_model="lora"),
+        "another argument": told(of_model=by_path),
         "all frozen": told(of_model=freeze),
     }
 
@@ -204,5 +209,6 @@ def test_two_different_transforms_are_refused_by_their_names(told):
 def test_a_transform_that_cannot_work_is_refused(told):
     assert "ConfigError: ModelTransform() has no function to apply" in told["none"]
     assert "model_transform=nothing returned NoneType for GPTModel. It must return a module" in told["no module"]
+    assert "model_transform=by_path has another signature than transform(module)" in told["another argument"]
     assert "model.model_transform='lora': must be a function" in told["no function"]
     assert "parameters are frozen, so there is nothing to train" in told["all frozen"]
