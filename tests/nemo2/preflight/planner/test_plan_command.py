@@ -45,7 +45,7 @@ def test_a_job_that_does_not_fit_ends_with_1(ran: Any) -> None:
     assert (
         code == 1
         and "DOES NOT FIT" in text
-        and "counted by a rehearsal" in text
+        and "rehearsed; " in text
         and "where the step's time goes" in text
     )
 
