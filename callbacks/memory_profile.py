@@ -11,7 +11,8 @@ import torch
 
 from nemo2.base.counts import count_problems
 from nemo2.base.errors import ConfigError
-from nemo2.callbacks.steps import chosen_ranks, recording_to, warn_of_absent_ranks
+from nemo2.base.files import recording_to
+from nemo2.callbacks.steps import chosen_ranks, warn_of_absent_ranks
 from nemo2.config.capture import configurable
 from nemo2.training.run_dir.directory import create_directory, directory_of
 

@@ -12,8 +12,9 @@ import torch
 
 from nemo2.base.counts import count_problems
 from nemo2.base.errors import ConfigError
+from nemo2.base.files import recording_to
 from nemo2.base.names import did_you_mean
-from nemo2.callbacks.steps import recording_to, step_range_problems
+from nemo2.callbacks.steps import step_range_problems
 from nemo2.config.capture import configurable
 from nemo2.report.trace.report import TRACES
 from nemo2.training.run_dir.directory import create_directory, directory_of

@@ -1,11 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What callbacks share that record some steps or some ranks: the checks of their arguments, and how their files are written."""
+"""What callbacks share that record some steps or some ranks: the checks of their arguments."""
 
-import itertools
 import logging
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any, Optional
 
 from nemo2.base.counts import count_problems, is_count
@@ -46,24 +43,3 @@ def warn_of_absent_ranks(owner: str, ranks: Sequence[int], trainer: Any) -> None
     absent = [rank for rank in ranks if rank >= trainer.world_size]
     if absent and trainer.is_global_zero:
         logger.warning("%s.ranks=%s: this run has only %d ranks.", owner, absent, trainer.world_size)
-
-
-@contextmanager
-def recording_to(path: Path, *, owner: str) -> Iterator[None]:
-    """Write ``path`` in the block. A file of an earlier run or start is renamed (``rank-0.1.json``), so that none is replaced.
-    A failure causes a warning: it must not end the run before its next checkpoint."""
-    try:
-        if path.exists():
-            names = (path.with_name(f"{path.stem}.{number}{path.suffix}") for number in itertools.count(1))
-            kept = path.rename(next(name for name in names if not name.exists()))
-            logger.warning("%s is of an earlier run or start, and is now %s.", path, kept.name)
-        try:
-            yield
-            path.stat()  # torch's profiler reports no failure
-        except OSError:
-            path.unlink(missing_ok=True)  # a part of a file can't be read
-            raise
-    except OSError as error:
-        logger.warning(
-            "%s: %s was not written (%s). Check the space on its disk.", owner, path, error.strerror or error
-        )

@@ -6,7 +6,9 @@ A name from a file (a manifest's, ``.metadata``'s) must be a path inside its fol
 """
 
 import hashlib
+import itertools
 import json
+import logging
 import os
 import stat
 import uuid
@@ -18,6 +20,7 @@ from typing import Any, Optional
 from nemo2.base.advice import advice
 from nemo2.base.errors import ConfigError, DataError, OutputExists
 
+_log = logging.getLogger(__name__)
 MIB = 1 << 20
 _SAMPLE_BYTES, _SAMPLES = 4096, 64
 
@@ -282,3 +285,22 @@ def write_file(path: Path | str, text: str, *, new: bool = False) -> Path:
     target.parent.mkdir(parents=True, exist_ok=True)
     target.write_text(text, encoding="utf-8")
     return target
+
+
+@contextmanager
+def recording_to(path: Path, *, owner: str) -> Iterator[None]:
+    """Write ``path`` in the block. A file of an earlier run or start is renamed (``rank-0.1.json``), so that none is replaced.
+    A failure causes a warning: it must not end the run before its next checkpoint."""
+    try:
+        if path.exists():
+            names = (path.with_name(f"{path.stem}.{number}{path.suffix}") for number in itertools.count(1))
+            kept = path.rename(next(name for name in names if not name.exists()))
+            _log.warning("%s is of an earlier run or start, and is now %s.", path, kept.name)
+        try:
+            yield
+            path.stat()  # torch's profiler reports no failure
+        except OSError:
+            path.unlink(missing_ok=True)  # a part of a file can't be read
+            raise
+    except OSError as error:
+        _log.warning("%s: %s was not written (%s). Check the space on its disk.", owner, path, error.strerror or error)

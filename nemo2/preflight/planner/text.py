@@ -70,12 +70,7 @@ def memory_table(plan: Plan) -> list[str]:
     rows = [(f"  {name}", *(f"{parts.get(name, 0) / GIB:.2f}" for parts in fit.ranks.values())) for name in names]
     rows.append(("  total", *(f"{sum(parts.values()) / GIB:.2f}" for parts in fit.ranks.values())))
     head = ["memory, GiB", *fit.ranks]
-    how = f"estimated by formula, within {fit.margin:.0%}" if fit.why else "counted by a rehearsal"
-    verdict = (
-        f"{fit.answer.upper()}: {fit.needed / GIB:.1f} GiB of {fit.capacity / GIB:.1f} GiB, including "
-        f"memory outside torch; {fit.reserve / GIB:.1f} GiB must stay free ({how})"
-    )
-    return [*columns(rows, head=head, right=range(1, len(head))), folded(verdict)]
+    return [*columns(rows, head=head, right=range(1, len(head))), folded(fit.headline())]
 
 
 def budget_lines(plan: Plan) -> list[str]:

@@ -198,6 +198,14 @@ class Verdict:
         looks = " and looks for a change that makes the job fit" if self.answer == "does not fit" else ""
         return f"{sentence}; `nemo2 rehearse {name}` counts each part{looks}"
 
+    def headline(self) -> str:
+        """The answer in capitals, with what it counts."""
+        answer, _, sizes = self.sentence().partition(": ")
+        return (
+            f"{answer.upper()}: {sizes}; {OUTSIDE_TORCH / GIB:.1f} GiB of it are outside torch, and {self.reserve / GIB:.1f} GiB "
+            "must stay free"
+        )
+
 
 @dataclass(frozen=True, kw_only=True)
 class Rehearsal:

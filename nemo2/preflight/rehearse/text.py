@@ -4,7 +4,7 @@
 from collections.abc import Iterator, Sequence
 
 from nemo2.base.columns import columns, folded
-from nemo2.base.gpus import GIB, OUTSIDE_TORCH
+from nemo2.base.gpus import GIB
 from nemo2.config.overrides import in_shell
 from nemo2.preflight.rehearse.counts import RankRehearsal, Rehearsal, Verdict
 
@@ -87,11 +87,7 @@ def flop_rows(ranks: tuple[RankRehearsal, ...]) -> Iterator[tuple[tuple[str, str
 def verdict_lines(verdict: Verdict) -> list[str]:
     """Whether the job fits, and the change that makes it fit, if one was found."""
     v = verdict
-    sizes = (
-        f"{v.needed / GIB:.1f} GiB of {v.capacity / GIB:.1f} GiB on the {v.fullest} ({OUTSIDE_TORCH / GIB:.1f} GiB of it "
-        f"outside torch; {v.reserve / GIB:.1f} GiB must stay free)"
-    )
-    lines = [f"{v.answer.upper()} on {v.gpu}: {sizes}; the largest term is {v.largest_term}"]
+    lines = [f"{v.headline()}; the largest term is {v.largest_term}, on the {v.fullest}"]
     if v.change is not None and v.change_needs is not None:
         lines.append(f"smallest change found: {in_shell(v.change)} ({v.change_needs / GIB:.1f} GiB)")
     return lines

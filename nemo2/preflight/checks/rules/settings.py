@@ -27,6 +27,10 @@ AGREEMENT = Topic("Settings that must agree")
 LAST = Topic("Megatron-Core's own checks")
 _VARIABLE = re.compile(r"(?:^|/)(\$(?:\w+|\{\w+\}))(?:/|$)")
 
+_EMPTY_IS_A_VALUE = "tracking_uri"
+"""The parameter whose empty text differs from None: MLflow's store is in the folder of the runs then, whatever the variable
+MLFLOW_TRACKING_URI says."""
+
 
 @SETTINGS.rule("secrets-stay-in-the-environment")
 def _secrets(facts: Facts) -> Iterator[str]:
@@ -69,7 +73,7 @@ def _variables(facts: Facts) -> Iterator[str]:
 
 def _may_be_empty(target: Any, name: str) -> bool:
     """Whether a parameter takes no path, and has a default other than None or is another library's."""
-    if (parameter := parameters_of(target).get(name)) is None:
+    if (parameter := parameters_of(target).get(name)) is None or name == _EMPTY_IS_A_VALUE:
         return True
     choices = choices_of(type_hints(target).get(name, parameter.annotation))
     takes_path = not {Path, os.PathLike}.isdisjoint(typing.get_origin(choice) or choice for choice in choices)
