@@ -55,11 +55,11 @@ def prepare_data(
     from nemo2.data.tokenizer import BPETokenizer
 
     # A new tokenizer gets its name after the tokens: one without them would refuse the same command.
-    with nullcontext(tokenizer) if train_bpe is None else replacing(trained) as file:
+    with nullcontext(tokenizer or trained) if train_bpe is None else replacing(trained) as file:
         if train_bpe is not None:
             from nemo2.data.bpe import trained_bpe
 
-            Path(file).write_text(
+            file.write_text(
                 trained_bpe(list(inputs), train_bpe, text_key=text_key, on_bad_line=on_bad_line), encoding="utf-8"
             )
             tokenizer = trained
