@@ -152,7 +152,7 @@ def test_the_temporary_files_of_a_killed_writer_are_deleted_by_the_next_and_thos
 
 
 def test_a_full_disk_leaves_nothing(tmp_path):
-    jsonl(tmp_path / "a.jsonl", *[{"text": "text " * 1000}] * 10)
+    jsonl(tmp_path / "a.jsonl", *[{"text": "text " * 20}] * 1000)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
     try:
