@@ -5,6 +5,8 @@ written through a link.
 A name from a file (a manifest's, ``.metadata``'s) must be a path inside its folder, or it is rejected.
 """
 
+import fcntl
+import glob
 import hashlib
 import itertools
 import json
@@ -13,12 +15,12 @@ import os
 import stat
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path, PurePosixPath
 from typing import Any, Optional
 
 from nemo2.base.advice import advice
-from nemo2.base.errors import ConfigError, DataError, OutputExists
+from nemo2.base.errors import ConfigError, DataError, OutputExists, RuntimeFault
 
 _log = logging.getLogger(__name__)
 MIB = 1 << 20
@@ -251,39 +253,80 @@ def replaceable_file(path: Path | str) -> Path:
 
 
 @contextmanager
-def replacing(path: Path | str, *, by_user: bool = True) -> Iterator[Path]:
+def replacing(path: Path | str, *, by_user: bool = True, mode: int = 0o666) -> Iterator[Path]:
     """The path of a temporary file beside ``path``, which gets its name when the block ends. After an error, ``path`` is
-    what it was.
+    what it was. What a killed process left of the same file is deleted.
 
     Args:
         by_user: The user named ``path``: a link is followed, and folders are created. Otherwise a link is replaced.
+        mode: The permissions of the new file, before the umask.
 
     Raises:
         ConfigError: the user named a path that can't be written, see `replaceable_file`.
-        OSError: the file can't be written.
+        RuntimeFault: the system refuses it, as a full disk does. Without ``by_user`` it is an OSError.
     """
     target = replaceable_file(path) if by_user else Path(path)
     if by_user:
         target.parent.mkdir(parents=True, exist_ok=True)
-    temporary = target.with_name(f".{target.name}.{os.getpid()}-{uuid.uuid4().hex[:8]}.tmp")
+    for left in target.parent.glob(f".{glob.escape(target.name)}.[0-9]*-????????.tmp"):
+        with suppress(OSError), locked(left) as dead:
+            if dead:
+                left.unlink()
+    temporary = temporary_beside(target)
     try:
-        yield temporary
-        os.replace(temporary, target)
+        with ExitStack() as lock:
+            with suppress(OSError):  # writing tells the user
+                lock.enter_context(locked(temporary, create=mode))
+            yield temporary
+            os.replace(temporary, target)
+    except OSError as error:
+        if not by_user:
+            raise
+        raise RuntimeFault(
+            f"{path} can't be written: {error.strerror or error}. What was there is unchanged."
+        ) from error
     finally:
         temporary.unlink(missing_ok=True)
 
 
+def temporary_beside(path: Path) -> Path:
+    """A new name beside ``path`` for what is written in its place."""
+    return path.with_name(f".{path.name}.{os.getpid()}-{uuid.uuid4().hex[:8]}.tmp")
+
+
+@contextmanager
+def locked(path: Path | str, *, create: Optional[int] = None) -> Iterator[bool]:
+    """Lock a file or folder, until this process ends at the latest. False: another process holds the lock, or the file system
+    has none. ``create``: the permissions of a file that is created if it doesn't exist."""
+    flags = os.O_RDONLY | os.O_DIRECTORY if os.path.isdir(path) else os.O_RDWR | (os.O_CREAT if create else 0)
+    descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, create or 0)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            yield False
+        else:
+            yield True
+            fcntl.flock(descriptor, fcntl.LOCK_UN)  # processes that this one has forked have the descriptor too
+    finally:
+        os.close(descriptor)
+
+
 def write_file(path: Path | str, text: str, *, new: bool = False) -> Path:
-    """Write a file and its folders. With ``new``, a file that exists is an error instead of replaced.
+    """Write a file and its folders. A file that exists is replaced once the new one is complete; with ``new``, it is an error.
 
     Raises:
         ConfigError: see `output_file`; or the file exists (`OutputExists`).
+        RuntimeFault: the system refuses it, as a full disk does.
     """
     target = output_file(path)
     if new:
         refuse_existing(target)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    target.write_text(text, encoding="utf-8")
+    if target.exists() and not target.is_file():  # /dev/stdout
+        target.write_text(text, encoding="utf-8")
+        return target
+    with replacing(target) as unfinished:
+        unfinished.write_text(text, encoding="utf-8")
     return target
 
 

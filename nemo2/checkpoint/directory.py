@@ -138,7 +138,8 @@ def publish(
     Raises:
         CheckpointError: a checkpoint of another run has this name.
     """
-    own = {temporary / MANIFEST, *temporary.glob(f"{WRITTEN}*")}
+    # A killed publication may have left a part of the manifest, which `write_manifest` deletes.
+    own = {temporary / MANIFEST, *temporary.glob(f"{WRITTEN}*"), *temporary.glob(f".{MANIFEST}.*")}
     manifest.files = {
         str(path.relative_to(temporary)): path.stat().st_size
         for path in sorted(temporary.rglob("*"))
@@ -231,7 +232,7 @@ def write_manifest(checkpoint: Path, manifest: Manifest) -> None:
     """Write the manifest, with a digest of its contents."""
     data = json.loads(json.dumps(asdict(manifest)))
     text = json.dumps({**data, "digest": _digest(data)}, indent=1, sort_keys=True)
-    with replacing(checkpoint / MANIFEST) as unfinished:  # a kill must not leave half of it
+    with replacing(checkpoint / MANIFEST, by_user=False) as unfinished:  # a kill must not leave half of it
         persistently(unfinished.write_text, text + "\n")
 
 

@@ -25,6 +25,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from nemo2.base import ranks
 from nemo2.base.counts import require_counts
 from nemo2.base.errors import CheckpointError, ConfigError, SaveFailed
+from nemo2.base.files import locked
 from nemo2.checkpoint.background import BackgroundWrite, Image, Saves
 from nemo2.checkpoint.directory import (
     WEIGHTS_PATH,
@@ -36,7 +37,13 @@ from nemo2.checkpoint.directory import (
     write_manifest,
 )
 from nemo2.checkpoint.failures import reason_of, reason_of_any
-from nemo2.checkpoint.leftovers import delete_dead, locked, publish_if_written, record_of, refuse_missing_shards
+from nemo2.checkpoint.leftovers import (
+    delete_dead,
+    delete_failed,
+    publish_if_written,
+    record_of,
+    refuse_missing_shards,
+)
 from nemo2.checkpoint.writing import WatchedSaveStrategy, planning, with_reason
 from nemo2.config.capture import configurable
 from nemo2.config.notices import warn_without_effect
@@ -228,14 +235,13 @@ class MegatronCheckpointIO(CheckpointIO):
     def _finish(
         self, temporary: Path, target: Path, options: StorageOptions, hashes: dict[str, str], error: Optional[str]
     ) -> None:
-        """Publish a save. Every rank calls it, with the hashes of its files by name, or its error."""
+        """Publish a save. Every rank calls it, with the hashes of its files by name, or its error.
+
+        Raises:
+            SaveFailed: a rank could not write, or rank 0 could not publish. The folder is deleted, see `delete_failed`.
+        """
         outcomes = ranks.gather((_written(temporary, hashes), error))
         failed = [(rank, words) for rank, (_, words) in enumerate(outcomes) if words is not None]
-        if failed:
-            raise SaveFailed(
-                f"Saving {target} in the background failed: on rank {failed[0][0]}, {failed[0][1]}. It was not "
-                "published, and earlier checkpoints are unchanged."
-            )
         written = [part for part, _ in outcomes]
 
         def publish_proven() -> None:
@@ -245,7 +251,17 @@ class MegatronCheckpointIO(CheckpointIO):
             hashes = {name: one[1] for part in written for name, one in part.items()}
             publish(temporary, target, manifest, hashes, overwrite=options.get("overwrite", False))
 
-        _on_rank_zero(publish_proven, target)
+        try:
+            if failed:
+                raise SaveFailed(
+                    f"Saving {target} in the background failed: on rank {failed[0][0]}, {failed[0][1]}. It was not "
+                    "published, and earlier checkpoints are unchanged."
+                )
+            _on_rank_zero(publish_proven, target)
+        except SaveFailed:
+            if ranks.is_rank_zero():
+                delete_failed(temporary)
+            raise
         if options.get("published") is not None:
             options["published"](target)
 

@@ -3,14 +3,12 @@
 rest is deleted. Beside another folder, the next process that writes it deletes what is left (`delete_dead`)."""
 
 import contextlib
-import fcntl
 import logging
-import os
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from pathlib import Path
 
 from nemo2.base.errors import CheckpointError, Nemo2Error
-from nemo2.base.files import parse_json
+from nemo2.base.files import locked, parse_json
 from nemo2.checkpoint.directory import (
     MANIFEST,
     WEIGHTS_PATH,
@@ -71,21 +69,14 @@ def delete_dead(target: Path) -> None:
                     delete(left)
 
 
-@contextlib.contextmanager
-def locked(folder: Path) -> Iterator[bool]:
-    """Lock a folder, until this process ends at the latest. False: another process holds the lock, or the file system has
-    none."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            yield False
-        else:
-            yield True
-            fcntl.flock(descriptor, fcntl.LOCK_UN)  # processes that this one has forked have the descriptor too
-    finally:
-        os.close(descriptor)
+def delete_failed(temporary: Path) -> None:
+    """Delete a save that has failed, unless everything of it is written: the next start publishes that."""
+    with contextlib.suppress(OSError, ValueError, CheckpointError):
+        if (manifest := read_manifest(temporary)) is not None:
+            if not manifest.files:
+                _recorded(temporary, manifest)
+            return
+    delete(temporary)
 
 
 def _saves(directory: Path) -> list[Path]:

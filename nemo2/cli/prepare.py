@@ -2,6 +2,7 @@
 """``nemo2 data prepare``: makes token files of text."""
 
 import sys
+from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Literal, Optional
@@ -10,7 +11,7 @@ import typer
 
 from nemo2.base.counts import counted
 from nemo2.base.errors import ConfigError
-from nemo2.base.files import refuse_existing
+from nemo2.base.files import refuse_existing, replacing
 from nemo2.base.place import is_terminal
 from nemo2.cli.adapter import Result
 from nemo2.cli.commands import as_json
@@ -53,24 +54,27 @@ def prepare_data(
     from nemo2.data import prepare
     from nemo2.data.tokenizer import BPETokenizer
 
-    if train_bpe is not None:
-        from nemo2.data.bpe import train_bpe as train
+    # A new tokenizer gets its name after the tokens: one without them would refuse the same command.
+    with nullcontext(tokenizer or trained) if train_bpe is None else replacing(trained) as file:
+        if train_bpe is not None:
+            from nemo2.data.bpe import trained_bpe
 
-        tokenizer = trained
-        output.parent.mkdir(parents=True, exist_ok=True)
-        train(list(inputs), vocab_size=train_bpe, output=tokenizer, text_key=text_key, on_bad_line=on_bad_line)
-        if not as_json():
-            print(f"tokenizer: {tokenizer}")
-    prepared = prepare.prepare_data(
-        list(inputs),
-        output,
-        BPETokenizer(str(tokenizer)),
-        text_key=text_key,
-        on_bad_line=on_bad_line,
-        on_special_token=special_tokens,
-        overwrite=overwrite,
-        progress=is_terminal(sys.stdout) and not as_json(),
-    )
+            file.write_text(
+                trained_bpe(list(inputs), train_bpe, text_key=text_key, on_bad_line=on_bad_line), encoding="utf-8"
+            )
+            tokenizer = trained
+        prepared = prepare.prepare_data(
+            list(inputs),
+            output,
+            BPETokenizer(str(file)),
+            text_key=text_key,
+            on_bad_line=on_bad_line,
+            on_special_token=special_tokens,
+            overwrite=overwrite,
+            progress=is_terminal(sys.stdout) and not as_json(),
+        )
+    if train_bpe is not None and not as_json():
+        print(f"tokenizer: {tokenizer}")
     skipped = f", {prepared.skipped_documents:,} skipped" if prepared.skipped_documents else ""
     text = f"{prepared.prefix}: {counted(prepared.documents, 'document')}{skipped}, {counted(prepared.tokens, 'token')}"
     if prepared.documents_with_special_tokens:

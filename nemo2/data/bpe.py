@@ -7,7 +7,7 @@ from typing import Union
 
 from nemo2.base.counts import is_count
 from nemo2.base.errors import ConfigError, DataError
-from nemo2.base.files import replaceable_file, replacing
+from nemo2.base.files import replaceable_file, write_file
 from nemo2.data.documents import BadInput, Inputs, OnBadLine, find_files, read_documents
 from nemo2.data.tokenizer import END_OF_DOCUMENT, BPETokenizer
 
@@ -42,13 +42,37 @@ def train_bpe(
         ConfigError: the vocabulary is too small for the bytes and special tokens, or no file can be written to `output`.
         DataError: there is no text, or some of it is unreadable.
     """
+    output = replaceable_file(output)
+    text = trained_bpe(
+        source,
+        vocab_size,
+        special_tokens,
+        text_key=text_key,
+        on_bad_line=on_bad_line,
+        max_bad_lines=max_bad_lines,
+        show_progress=show_progress,
+    )
+    write_file(output, text)
+    return BPETokenizer(output, eos_token=special_tokens[0] if special_tokens else None)
+
+
+def trained_bpe(
+    source: Union[Inputs, Iterator[str]],
+    vocab_size: int,
+    special_tokens: Sequence[str] = END_OF_DOCUMENT[:1],
+    *,
+    text_key: str = "text",
+    on_bad_line: OnBadLine = "fail",
+    max_bad_lines: int = 1000,
+    show_progress: bool = False,
+) -> str:
+    """The contents of the file that `train_bpe` writes. Arguments and errors are those of `train_bpe`."""
     least = _BYTES + len(special_tokens)
     if not is_count(vocab_size, least):
         raise ConfigError(
             f"vocab_size={vocab_size!r}: must be at least {least}, for the {_BYTES} bytes and the "
             f"{len(special_tokens)} special tokens."
         )
-    output = replaceable_file(output)
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     tokenizer = Tokenizer(models.BPE())
@@ -77,6 +101,4 @@ def train_bpe(
     tokenizer.train_from_iterator(counted(), trainer=trainer)
     if characters == 0:
         raise DataError("There is no text to train a tokenizer on, because all inputs are empty.")
-    with replacing(output) as temporary:
-        tokenizer.save(str(temporary))
-    return BPETokenizer(output, eos_token=special_tokens[0] if special_tokens else None)
+    return tokenizer.to_str(pretty=True)

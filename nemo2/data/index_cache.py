@@ -11,7 +11,6 @@ import hashlib
 import logging
 import os
 import stat
-import threading
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -22,7 +21,7 @@ from typing import Any, Optional, TypeVar
 import numpy as np
 
 from nemo2.base.errors import DataError
-from nemo2.base.files import open_regular, read_bounded
+from nemo2.base.files import open_regular, read_bounded, replacing
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
@@ -60,7 +59,7 @@ def private_directory(root: Path, key: str) -> Path:
         if not stat.S_ISDIR(status.st_mode):
             raise DataError(f"{directory} is a link, but the sample index requires a real folder. Remove the link.")
         probe = directory / f".probe-{uuid.uuid4().hex[:8]}"
-        open(probe, "x", opener=_private).close()
+        open(probe, "x").close()
         # The owner is compared with a file that this process wrote, not with its user id, because a file server may
         # store root's files under another user.
         owner = os.lstat(probe).st_uid
@@ -152,24 +151,14 @@ def read_array(path: Path, *, by_hash: bool) -> np.ndarray:
 
 def write_array(path: Path, array: np.ndarray) -> None:
     """Write the array atomically under its name, after its hash. A file without a hash is not read."""
-    unfinished = path.with_name(f".{uuid.uuid4().hex[:8]}-{threading.get_ident()}-{path.name}")
-    note = unfinished.with_name(unfinished.name + _HASH)
     hashed = hashlib.sha256()
-    try:
-        with open(unfinished, "xb", opener=_private) as file:
+    own = partial(replacing, by_user=False, mode=0o600)
+    with own(path) as unfinished, own(_hash_file(path)) as note:
+        with open(unfinished, "wb") as file:
             np.lib.format.write_array(_Hashing(file, hashed), array, allow_pickle=False)
             file.flush()
             os.fsync(file.fileno())
-        with open(note, "x", opener=_private) as file:
-            file.write(f"{hashed.hexdigest()}  {path.name}\n")
-        os.replace(note, _hash_file(path))
-        os.replace(unfinished, path)
-    finally:
-        unfinished.unlink(missing_ok=True)
-        note.unlink(missing_ok=True)
-
-
-_private = partial(os.open, mode=0o600)
+        note.write_text(f"{hashed.hexdigest()}  {path.name}\n")
 
 
 class _Hashing:

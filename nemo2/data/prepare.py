@@ -3,12 +3,10 @@
 ``PREFIX.json``."""
 
 import contextlib
-import fcntl
 import glob
 import hashlib
 import json
 import os
-import uuid
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -19,7 +17,7 @@ import numpy as np
 from nemo2.base.advice import advice
 from nemo2.base.counts import counted
 from nemo2.base.errors import DataError
-from nemo2.base.files import refuse_existing, replaceable_file, sha256
+from nemo2.base.files import locked, refuse_existing, replaceable_file, sha256, temporary_beside
 from nemo2.base.names import check_choice
 from nemo2.data.documents import (
     BadInput,
@@ -112,17 +110,6 @@ def prepare_data(
         ) from error
 
 
-def _locked(path: Union[str, Path]) -> Optional[int]:
-    """A descriptor that locks the file. None: another process holds the lock, or the file system has no locks."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(descriptor)
-        return None
-    return descriptor
-
-
 class _Writer:
     """Write to temporary files beside the final names and rename them at the end. An error leaves no files behind."""
 
@@ -132,30 +119,29 @@ class _Writer:
         self.prefix = prefix
         self.vocab_size = vocab_size
         self.dtype = DType.optimal_dtype(vocab_size)
-        self.temporary = prefix.with_name(f".{prefix.name}.{os.getpid()}-{uuid.uuid4().hex[:8]}.tmp")
+        self.temporary = temporary_beside(prefix)
         self.documents = self.tokens = self.characters = self.empty = 0
         self.max_token_id = -1
         self.with_special_tokens = self.with_unknown_text = 0
         self._digest = hashlib.sha256()
         # The temporary files of writers of `prefix` that were killed. A living writer holds a lock.
         for lock in prefix.parent.glob(f".{glob.escape(prefix.name)}.*.tmp.lock"):
-            with contextlib.suppress(OSError):
-                if (held := _locked(lock)) is not None:
-                    for suffix in (*SUFFIXES, ".lock"):
-                        Path(f"{str(lock).removesuffix('.lock')}{suffix}").unlink(missing_ok=True)
-                    os.close(held)
-        self._lock = _locked(f"{self.temporary}.lock")
+            with contextlib.suppress(OSError), locked(lock) as dead:
+                for suffix in (*SUFFIXES, ".lock") if dead else ():
+                    Path(f"{str(lock).removesuffix('.lock')}{suffix}").unlink(missing_ok=True)
+        self._lock = contextlib.ExitStack()
+        self._lock.enter_context(locked(f"{self.temporary}.lock", create=0o666))
         self._builder = IndexedDatasetBuilder(f"{self.temporary}.bin", dtype=self.dtype)
 
     def __enter__(self) -> "_Writer":
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self._builder.data_file.close()  # pyright: ignore[reportAttributeAccessIssue]
+        with contextlib.suppress(OSError):  # on a full disk it can't write its buffer either
+            self._builder.data_file.close()  # pyright: ignore[reportAttributeAccessIssue]
         for suffix in (*SUFFIXES, ".lock"):
             Path(f"{self.temporary}{suffix}").unlink(missing_ok=True)
-        if self._lock is not None:
-            os.close(self._lock)
+        self._lock.close()
 
     def add(self, text: str, ids: list[int], eod: Optional[int]) -> None:
         if not ids:

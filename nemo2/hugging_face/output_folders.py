@@ -7,9 +7,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from nemo2.base.errors import CheckpointError
-from nemo2.base.files import output_folder, refuse_existing
+from nemo2.base.files import locked, output_folder, refuse_existing
 from nemo2.checkpoint.directory import MANIFEST, WEIGHTS_PATH, temporary_name
-from nemo2.checkpoint.leftovers import delete_dead, locked
+from nemo2.checkpoint.leftovers import delete_dead
 from nemo2.checkpoint.paths import HUGGING_FACE, checkpoints_of_runs
 from nemo2.hugging_face.adapter_rows import ADAPTER_CONFIG
 from nemo2.hugging_face.safetensors_files import CONFIG

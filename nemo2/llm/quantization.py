@@ -144,6 +144,7 @@ def ptq(
     import modelopt.torch.quantization as quantization  # pyright: ignore[reportMissingImports]
     import transformers
     from modelopt.torch.export import export_hf_checkpoint  # pyright: ignore[reportMissingImports]
+    from safetensors import SafetensorError
 
     checkpoint = Checkpoint.open(model_path)
     folder, dtype = checkpoint.path, own_dtype(export_config.dtype)
@@ -159,7 +160,10 @@ def ptq(
 
     quantization.quantize(model, getattr(quantization, _CONFIGS[settings.algorithm]), forward_loop or read)
     with new_folder(target, 0, overwrite=False, reads=[]) as unfinished:
-        export_hf_checkpoint(model, export_dir=str(unfinished))
+        try:
+            export_hf_checkpoint(model, export_dir=str(unfinished))
+        except SafetensorError as error:  # a full disk
+            raise OSError(str(error)) from error
         tokenizer.save_pretrained(str(unfinished))
         take_place(unfinished, target)
     return target

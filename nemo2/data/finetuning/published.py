@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Optional, Union
 
 import numpy as np
 
-from nemo2.base.errors import ConfigError, DataError
+from nemo2.base.errors import ConfigError, DataError, RuntimeFault
 from nemo2.base.files import replacing
 from nemo2.config.capture import configurable
 from nemo2.data.base import arguments_of
@@ -96,7 +96,7 @@ class PublishedDataModule(FineTuningDataModule):
                     file.writelines(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
             if self.delete_raw:
                 shutil.rmtree(self.root / _RAW, ignore_errors=True)
-        except (OSError, ConfigError) as error:
+        except (OSError, ConfigError, RuntimeFault) as error:
             raise DataError(
                 f"{self.root} is not writable ({str(error).rstrip('.')}). Set data.dataset_root to a writable folder."
             ) from error

@@ -58,11 +58,6 @@ class Answers:
             self.on_progress()
         return [self.known[key] for key in keys]
 
-    def forget(self) -> None:
-        """Delete the file, because the evaluation is complete."""
-        if self.file is not None and ranks.is_rank_zero():
-            self.file.unlink(missing_ok=True)
-
 
 def shared(items: Sequence[_T], answer: Callable[[Sequence[_T]], Sequence[_R]]) -> list[_R]:
     """The answers to ``items``, in order, on every rank. One replica computes each answer.

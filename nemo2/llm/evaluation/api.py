@@ -75,6 +75,7 @@ def evaluate(
     refuse_counts(limit=limit, num_fewshot=num_fewshot)
     refuse_unknown(tasks, folder, trust_tasks=trust_tasks)
     with loaded(path, trainer, trust_remote_code=trust_remote_code) as model:
+        answers_file = _answers_file(path, model)
         results = evaluate_tasks(
             model,
             model.tokenizer,
@@ -86,13 +87,15 @@ def evaluate(
             max_batch_size=max_batch_size,
             seed=random_seed,
             trust_tasks=trust_tasks,
-            answers_file=_answers_file(path, model),
+            answers_file=answers_file,
         )
     first = trainer is None or trainer.is_global_zero
     if first and report:
         _report(path, figures.of_tasks(results))
     if first and output_path is not None:
         write_file(output_path, json.dumps(results, indent=1, default=float) + "\n")
+    if first and answers_file is not None:
+        answers_file.unlink(missing_ok=True)  # only now: a full disk would have lost the answers with the results
     return results
 
 

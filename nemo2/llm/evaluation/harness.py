@@ -62,8 +62,8 @@ def evaluate_tasks(
         limit: The number of questions per task. None: all.
         seed: The seed for the choice of solved examples.
         trust_tasks: Run the functions that files of ``task_folder`` name, and render their prompts without a sandbox.
-        answers_file: The file that stores the model's answers until the evaluation is complete. Answers from an
-            interrupted evaluation are reused. None: no file.
+        answers_file: The file that stores the model's answers, which the caller deletes. Answers from an interrupted
+            evaluation are reused. None: no file.
         on_progress: Called regularly, on every rank.
 
     Raises:
@@ -89,7 +89,6 @@ def evaluate_tasks(
             fewshot_random_seed=seed,
             log_samples=False,
         )
-    answers.forget()
     names = ("results", "versions", "n-shot", "n-samples")
     # lm-eval 0.4.13 and later return results on one rank per machine.
     kept = ranks.broadcast({name: results[name] for name in names if name in results} if results else None)

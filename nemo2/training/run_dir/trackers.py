@@ -176,9 +176,12 @@ def name_run(item: Any, directory: RunDirectory) -> None:
 def _continue_csv(item: Any) -> None:
     """Let the logger append to the metrics of the run so far, which Lightning's writer deletes when it begins."""
     file = Path(item.log_dir) / "metrics.csv"
+    aside = file.with_suffix(".before")
+    if aside.is_file() and not file.exists():  # killed between the two names
+        aside.rename(file)
     if not file.is_file():
         return
-    aside = file.rename(file.with_suffix(".before"))
+    file.rename(aside)
     try:
         with warnings.catch_warnings(action="ignore"):  # of the deletion
             writer = item.experiment

@@ -2,11 +2,14 @@
 """Files that get their name once they are complete: what an error leaves, and what they may not replace."""
 
 import os
+import resource
+import subprocess
+import sys
 
 import pytest
 
-from nemo2.base.errors import ConfigError
-from nemo2.base.files import output_folder, replacing
+from nemo2.base.errors import ConfigError, RuntimeFault
+from nemo2.base.files import output_folder, replacing, write_file
 
 
 def test_the_file_has_the_whole_new_contents_or_its_old_ones(tmp_path):
@@ -47,3 +50,35 @@ def test_a_folder_that_could_not_get_its_name_at_the_end_is_refused_first(tmp_pa
     monkeypatch.setattr("os.access", lambda path, mode: path != tmp_path)
     with pytest.raises(ConfigError, match=f"{tmp_path}: this user has no permission to write it"):
         output_folder(tmp_path / "old")
+
+
+def test_what_a_killed_writer_left_is_deleted_and_what_a_living_one_writes_stays(tmp_path):
+    file = tmp_path / "f.txt"
+    code = (
+        "import os, sys; from nemo2.base.files import replacing\n"
+        "with replacing(sys.argv[1]) as new: new.write_text('half'); os.kill(os.getpid(), 9)"
+    )
+    subprocess.run([sys.executable, "-c", code, file])
+    (dead,) = os.listdir(tmp_path)
+    with replacing(file) as unfinished:
+        unfinished.write_text("first")
+        assert os.listdir(tmp_path) == [unfinished.name] != [dead]
+        with replacing(file) as other:
+            other.write_text("second")
+        assert file.read_text() == "second"
+    assert file.read_text() == "first" and os.listdir(tmp_path) == ["f.txt"]
+
+
+@pytest.mark.parametrize("existing", [True, False])
+def test_a_file_that_a_full_disk_refuses_is_what_it_was(tmp_path, existing):
+    file = tmp_path / "f.txt"
+    if existing:
+        file.write_text("old")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
+    try:
+        with pytest.raises(RuntimeFault, match=r"f.txt can't be written: File too large. What was there is unchanged"):
+            write_file(file, "new" * 4096)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("f.txt", "old")] * existing

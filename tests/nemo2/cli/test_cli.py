@@ -245,6 +245,26 @@ def test_prepare_data_writes_a_tokenizer_and_a_dataset(tmp_path, command):
         assert (tmp_path / "out" / name).is_file()
 
 
+def test_prepared_data_that_were_interrupted_are_prepared_by_the_same_command(tmp_path, command, monkeypatch):
+    (tmp_path / "a.txt").write_text("one two three " * 50)
+    line = f"data prepare {tmp_path}/a.txt --output {tmp_path}/out/c --train-bpe 300"
+
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr("nemo2.data.prepare.prepare_data", interrupted)
+        command(line, code=130)
+    assert list((tmp_path / "out").iterdir()) == []
+    assert "1 document" in command(line).out
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
+        "c.bin",
+        "c.idx",
+        "c.json",
+        "c_tokenizer.json",
+    ]
+
+
 def test_layouts_sizes_and_patterns_as_shown():
     assert layout_text(Layout()) == "dp"
     assert layout_text(Layout(tp=2, pp=4, vp=5, sp=True)) == "tp=2 pp=4 vp=5 sp"

@@ -5,6 +5,7 @@ import gzip
 import hashlib
 import json
 import os
+import resource
 import sysconfig
 from pathlib import Path
 
@@ -141,13 +142,25 @@ def test_the_temporary_files_of_a_killed_writer_are_deleted_by_the_next_and_thos
     (tmp_path / "a.txt").write_text("text")
     living, killed = (_Writer(tmp_path / "out", BYTES.vocab_size) for _ in range(2))
     killed._builder.data_file.close()
-    os.close(killed._lock)  # as the kernel does when a process ends
+    killed._lock.close()  # as the kernel does when a process ends
     prepare_data(tmp_path / "a.txt", tmp_path / "out", BYTES)
     names = sorted(path.name for path in tmp_path.iterdir())
     assert not any(Path(killed.temporary).name in name for name in names)
     assert Path(f"{living.temporary}.bin").exists()
     living.__exit__()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.txt", "out.bin", "out.idx", "out.json"]
+
+
+def test_a_full_disk_leaves_nothing(tmp_path):
+    jsonl(tmp_path / "a.jsonl", *[{"text": "text " * 20}] * 1000)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
+    try:
+        with pytest.raises(DataError, match="out.bin/.idx can't be written: .*File too large"):
+            prepare_data(tmp_path / "a.jsonl", tmp_path / "out", BYTES)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert [path.name for path in tmp_path.iterdir()] == ["a.jsonl"]
 
 
 def test_a_file_of_records_is_not_replaced_by_the_description(tmp_path):

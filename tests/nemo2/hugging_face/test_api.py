@@ -126,8 +126,8 @@ def test_an_export_stands_beside_its_checkpoint_and_is_replaced_only_where_it_is
 
 
 def test_an_import_deletes_what_a_killed_one_of_the_same_target_left(released: Path, tmp_path: Path) -> None:
+    from nemo2.base.files import locked
     from nemo2.checkpoint.directory import temporary_name
-    from nemo2.checkpoint.leftovers import locked
 
     left, written, other = (temporary_name(tmp_path / name) for name in ("x", "x", "other-x"))
     for folder in (left, written, other):

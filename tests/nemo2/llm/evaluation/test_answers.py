@@ -43,8 +43,6 @@ def test_an_interrupted_evaluation_asks_only_for_what_is_left(tmp_path):
     third = Model()
     assert Answers(file).to("texts", REQUESTS, third) == [len(request) for request in REQUESTS]
     assert third.asked == []
-    answers.forget()
-    assert not file.exists()
 
 
 def test_the_same_words_of_another_kind_are_another_request_and_repeated_ones_are_asked_once():

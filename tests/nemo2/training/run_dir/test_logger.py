@@ -146,6 +146,16 @@ def test_a_resumed_run_appends_to_the_csv_file_of_its_version(tmp_path, named, f
     assert lines == ["loss,step,val_loss", "3.0,0,", "2.0,1,2.5"]
 
 
+def test_csv_metrics_that_a_kill_left_under_another_name_are_appended_to(tmp_path):
+    saved(tmp_path / "n" / "first" / "checkpoints" / "step=1", 1)
+    (tmp_path / "n" / "first" / "metrics.before").write_text("loss,step\n3.0,0\n")
+    trainer = trainer_in(tmp_path, logger=[CSVLogger(str(tmp_path))])
+    NeMoLogger(log_dir=str(tmp_path), name="n", version="first").setup(trainer, resume_if_exists=True)
+    trainer.loggers[0].log_metrics({"loss": 2.0}, step=1)
+    trainer.loggers[0].save()
+    assert (tmp_path / "n" / "first" / "metrics.csv").read_text().splitlines() == ["loss,step", "3.0,0", "2.0,1"]
+
+
 def test_loggers_of_the_trainer_are_kept_unless_replaced_and_one_may_keep_its_directory(tmp_path):
     mine = CSVLogger(str(tmp_path), name="csv")
     old = TensorBoardLogger(str(tmp_path), name="old")
