@@ -73,6 +73,8 @@ EXAMPLES: tuple[Example, ...] = (
     example("sizes-are-counts", "trainer.strategy=FSDP2Strategy(context_parallel_size=0)->FSDP2Strategy"),
     example("nodes-and-devices-are-counts", "trainer.num_nodes=0->1"),
     example("torch-shards-what-is-requested", f"trainer.strategy=FSDP2Strategy {FP8}->None"),
+    example("torch-shards-what-is-requested", "trainer.strategy=FSDP2Strategy(data_parallel_size=3)->FSDP2Strategy"),
+    example("torch-shards-what-is-requested", "trainer.strategy=FSDP2Strategy optim.config.optimizer=muon->adam"),
     example("torch-shards-what-is-requested", "trainer.strategy=FSDP2Strategy(tensor_parallel_size=2)->FSDP2Strategy"),
     # Ranks
     example("groups-are-created", f"{CP}=2 model.config.hierarchical_context_parallel_sizes=[2,1]->"),
@@ -129,6 +131,7 @@ EXAMPLES: tuple[Example, ...] = (
     example("feed-forward-over-tensor-ranks", f"{TP}=2 model.config.ffn_hidden_size=14335->14336"),
     example("sequence-over-tensor-ranks", f"{TP}=8 {CP}=1 {SP} data.seq_length=8188->8184"),
     example("sequence-over-tensor-ranks", f"{TP}=2 {CP}=2 {SP} data.seq_length=8190->8192"),
+    example("loss-reads-slices-of-the-vocabulary", "model.config.parallel_output=False->True"),
     example(
         "latent-attention-over-tensor-ranks",
         f"{TP}=2 strategy.expert_tensor_parallel_size=1 ->{SP}",
@@ -169,6 +172,10 @@ EXAMPLES: tuple[Example, ...] = (
         "model.config.softmax_scale=0.1->None model.config.position_embedding_type=none->rope",
         recipe="deepseek_v2_lite",
     ),
+    example(
+        "norms-over-heads-are-rms-norms", "model.config.qk_layernorm_over_heads=True ->model.config.qk_layernorm=True"
+    ),
+    example("norms-over-heads-are-rms-norms", "model.config.normalization=LayerNorm->RMSNorm", recipe="olmo2_7b"),
     example("hybrid-layers-have-one-norm", "model.config.qk_layernorm=True->False", recipe="nemotronh_4b"),
     example(
         "fused-qkv-rope-rotates-all-layers", "model.config.fused_single_qkv_rope=True model.config.qk_layernorm=True->"
@@ -666,6 +673,7 @@ EXAMPLES: tuple[Example, ...] = (
         f"{TP}=8 {CP}=1 {SP} model.config.num_attention_heads=24 model.config.num_query_groups=12->8 "
         "model.config.kv_channels=128",
     ),
+    example("megatron-core-agrees", "trainer.strategy=FSDP2Strategy model.config.sequence_parallel=True->False"),
     example("megatron-core-agrees", f"{PP}=4 {VP}=3->4"),
     example(
         "megatron-core-agrees", f"{TP}=2 {SP} {EP}=4 model.config.add_bias_linear=True ->{ETP}=1", recipe="mixtral_8x7b"

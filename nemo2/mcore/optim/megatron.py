@@ -184,6 +184,9 @@ class MegatronOptimizer(torch.optim.Optimizer):
     def step(self, closure: Optional[Callable[[], Any]] = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         loss = closure() if closure is not None else None
         self.update_successful, self.grad_norm, self.num_zeros_in_grad = self.mcore_optimizer.step()
+        if self.update_successful and not self.grad_norm and self.config.clip_grad <= 0:
+            # An optimizer that isn't one of a chain (Megatron-FSDP's) computes it only to clip, and returns 0.
+            self.grad_norm = self.mcore_optimizer.get_grad_norm()
         return loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:

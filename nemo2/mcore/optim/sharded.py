@@ -42,9 +42,16 @@ def torch_optimizer(config: OptimizerConfig, chunks: list[Any], overrides: Any) 
         return kind(groups, lr=config.lr, betas=(config.adam_beta1, config.adam_beta2), eps=config.adam_eps)
     if config.optimizer == "sgd":
         return torch.optim.SGD(groups, lr=config.lr, momentum=config.sgd_momentum)
-    raise ConfigError(
-        f"optim.config.optimizer={config.optimizer!r}: FSDP2Strategy and FSDPStrategy support 'adam' and 'sgd'. Set "
-        "one of these, or use MegatronStrategy."
+    raise ConfigError(unsupported_optimizer(config) or "")
+
+
+def unsupported_optimizer(config: Any) -> Optional[str]:
+    """Why torch can't update the sharded parameters by this configuration. None: it can, or there is none."""
+    if (kind := getattr(config, "optimizer", "adam")) in ("adam", "sgd"):
+        return None
+    return (
+        f"optim.config.optimizer={kind!r}: FSDP2Strategy and FSDPStrategy support 'adam' and 'sgd'. Set one of these, or "
+        "use MegatronStrategy."
     )
 
 

@@ -109,6 +109,23 @@ def settle(recipe: Any, machine: Machine, *, parts: Optional[Parts] = None, layo
         world = world_of(recipe, machine)
     except ConfigError as error:
         refusals.append(Refusal("nodes-and-devices-are-counts", str(error), "trainer.devices"))
+    if getattr(strategy, "sharded_by_torch", False):
+        run = RunSettings(
+            parallelism=strategy.parallelism,
+            optimizer_config=parts.get("optim.config"),
+            model_config=_following_the_data(parts.get("model.config"), getattr(recipe, "data", None)),
+            precision=parts.get("trainer.plugins"),
+        )
+        with quietly():
+            settled = settle_sharded(run, machine, strategy=type(strategy).__name__)
+        objects = {path: one for path, one in settled.objects.items() if path != "trainer.strategy"}
+        return replace(
+            settled,
+            layout=strategy.layout,
+            objects=_named_as_in_the_recipe(objects, parts),
+            refusals=(*refusals, *settled.refusals),
+            world=world,
+        )
     if strategy is None or not hasattr(strategy, "ddp_config"):
         return Settled(machine=machine, layout=layout or Layout(), refusals=tuple(refusals), world=world)
     sizes: Layout = layout or strategy.layout
@@ -132,15 +149,35 @@ def settle(recipe: Any, machine: Machine, *, parts: Optional[Parts] = None, layo
             one for one in attempts.refusals if one.rule == OVERLAP_RULE or not settled.refused(one.rule)
         ]
         attempts.refusals += _uncarried(settled.objects.get("model.config"), getattr(recipe, "data", None), machine)
-    objects = dict(settled.objects)
-    if "trainer.plugins" in objects:
-        objects[parts.precision_at] = objects.pop("trainer.plugins")
     return replace(
         settled,
-        objects=objects,
+        objects=_named_as_in_the_recipe(settled.objects, parts),
         decisions=decisions or {},
         refusals=(*refusals, *settled.refusals, *attempts.refusals),
         world=world,
+    )
+
+
+def _named_as_in_the_recipe(objects: Mapping[str, Any], parts: Parts) -> dict[str, Any]:
+    """The settled objects with the precision at its path in the recipe."""
+    return {parts.precision_at if path == PLUGINS else path: one for path, one in objects.items()}
+
+
+def settle_sharded(run: RunSettings, machine: Machine, *, strategy: str) -> Settled:
+    """As `settle_run`, for the run of a ``strategy`` that lets torch shard the model: it has no gradient buffers of
+    Megatron-Core's."""
+    attempts, run = _Attempts(), run.copied(machine)
+    model = run.model_config if isinstance(run.model_config, TransformerConfig) else None
+    changed = adjust_to(model, machine.overrides) if model is not None else {}
+    if attempts.attempt("one-precision", lambda: _apply_precision(run) or True) and model is not None:
+        attempts.attempt("megatron-core-agrees", lambda: write_parallelism(run))
+        apply(rows.without_gradient_buffers(strategy), run)
+    return Settled(
+        machine=machine,
+        layout=run.layout,
+        objects=run.objects(),
+        machine_decides=changed,
+        refusals=tuple(attempts.refusals),
     )
 
 

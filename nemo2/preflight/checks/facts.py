@@ -86,6 +86,11 @@ class Facts:
         return self.at("model.config")
 
     @property
+    def has_layout(self) -> bool:
+        """Whether `layout` is the strategy's. Lightning's own strategies have none."""
+        return bool(self.sizes) or getattr(class_of(self.strategy), "sharded_by_torch", False)
+
+    @property
     def validates(self) -> bool:
         """Whether the run validates with whole global batches. A reduction of the user's own may keep the last samples."""
         model = self.at("model.__fn_or_cls__")
@@ -107,6 +112,12 @@ class Facts:
     def is_hybrid(self) -> bool:
         """Whether the model is a stack with Mamba layers."""
         return hasattr(self.model, "mamba_stack_spec")
+
+    @property
+    def has_only_experts(self) -> bool:
+        """Whether no layer has a plain MLP, by ``moe_layer_freq``, which hybrids don't read."""
+        pattern = self.of_model("moe_layer_freq")
+        return bool(self.of_model("num_moe_experts")) and (pattern == 1 or (isinstance(pattern, list) and all(pattern)))
 
     @property
     def has_mamba_kernels(self) -> bool:

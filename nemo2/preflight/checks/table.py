@@ -81,7 +81,7 @@ def apply_rules(facts: Facts, rules: Iterable[Rule] = RULES) -> list[Problem]:
     for rule in rules:
         if rule.local and not facts.here:
             continue
-        if rule.needs_sizes and (not facts.sizes or facts.layout.size_problems(**facts.sizes)):
+        if rule.needs_sizes and (not facts.has_layout or facts.layout.size_problems(**facts.sizes)):
             continue
         if rule.topic == LAST_TOPIC and any(rules_of[problem.rule].megatron_refuses for problem in problems.values()):
             continue

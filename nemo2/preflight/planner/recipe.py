@@ -112,7 +112,6 @@ def job_of(facts: Facts, chip: GPU) -> Job:
         cuda_graphs=kind_of(facts.written_config) != "none",
         low_attention=bool(facts.of_model("fp8_dot_product_attention")),
         gate_kept=bool(facts.of_model("gated_linear_unit")) and not fused,
-        torch_loss=facts.of_model("parallel_output", True) is False,
         dropout=bool(facts.of_model("hidden_dropout")),
         grad_bytes=4 if getattr(precision, "grad_reduce_in_fp32", True) or sharded else 2,
         state_bytes=_state_bytes(facts),

@@ -175,8 +175,8 @@ class FSDP2Strategy(TorchShardedStrategy):
         """Always False, because the tensor-parallel plan shards the sequence module by module."""
         return False
 
-    def problems_with(self, config: Any, dtypes: Any) -> Iterator[str]:
-        yield from super().problems_with(config, dtypes)
+    def problems_with(self, config: Any, dtypes: Any, optimizer: Any) -> Iterator[str]:
+        yield from super().problems_with(config, dtypes, optimizer)
         if self.layout.tp > 1 and isinstance(config, TransformerConfig):
             yield (
                 f"strategy.tensor_parallel_size={self.layout.tp}: nemo2's GPT models are sharded by Megatron-Core's tensor "
@@ -184,15 +184,20 @@ class FSDP2Strategy(TorchShardedStrategy):
                 "fsdp='megatron' to shard parameters as well."
             )
 
+    def world_problem(self, world_size: int) -> Optional[str]:
+        size = self.layout.data_parallel_size(world_size)
+        if self.data_parallel_size in ("auto", size):
+            return None
+        return (
+            f"strategy.data_parallel_size={self.data_parallel_size} contradicts the world: {counted(world_size, 'rank')} / "
+            f"(tensor_parallel_size {self.layout.tp} * context_parallel_size {self.layout.cp}) = {size}. Set "
+            f"data_parallel_size={size} or 'auto'."
+        )
+
     def _check_world(self, world_size: int) -> None:
         super()._check_world(world_size)
-        size = self.layout.data_parallel_size(world_size)
-        if self.data_parallel_size not in ("auto", size):
-            raise ConfigError(
-                f"strategy.data_parallel_size={self.data_parallel_size} contradicts the world: {counted(world_size, 'rank')} / "
-                f"(tensor_parallel_size {self.layout.tp} * context_parallel_size {self.layout.cp}) = {size}. Set "
-                f"data_parallel_size={size} or 'auto'."
-            )
+        if problem := self.world_problem(world_size):
+            raise ConfigError(problem)
         self._check_model()
 
     def _check_model(self) -> None:

@@ -8,6 +8,7 @@ have the same directory layout as under other strategies.
 """
 
 import inspect
+import itertools
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, Optional
@@ -23,11 +24,9 @@ from nemo2.base.errors import ConfigError
 from nemo2.checkpoint.forms.dtensors import DTensorForm
 from nemo2.checkpoint.forms.form import Part
 from nemo2.checkpoint.torch_io import torch_checkpoint_io
-from nemo2.config.derivations import apply
 from nemo2.config.notices import announce_machine_settings
-from nemo2.config.provenance import adjust_to
 from nemo2.config.requested import at
-from nemo2.mcore.optim.sharded import ShardedOptimizer
+from nemo2.mcore.optim.sharded import ShardedOptimizer, unsupported_optimizer
 from nemo2.mcore.parallel.cuda_graphs import kind_of
 from nemo2.mcore.parallel.layout import Layout, ParallelismConfig
 from nemo2.mcore.parallel.plain_chunk import PlainChunk
@@ -36,9 +35,8 @@ from nemo2.mcore.parallel.stored_names import stored_chunk
 from nemo2.mcore.parallel.transform import record_of, refuse_reading_weights
 from nemo2.mcore.precision import MegatronMixedPrecision
 from nemo2.mcore.settle.machine import Machine
-from nemo2.mcore.settle.rows import without_gradient_buffers
 from nemo2.mcore.settle.run_settings import RunSettings
-from nemo2.mcore.settle.settling import write_parallelism
+from nemo2.mcore.settle.settling import settle_sharded
 from nemo2.training.strategies.base import BaseStrategy
 
 STEPS = ("training_step", "validation_step", "test_step", "predict_step", "forward_step")
@@ -100,42 +98,50 @@ class TorchShardedStrategy(BaseStrategy):
 
     # ------------------------------------------------------------------------------------------------------ building
 
-    def problems_with(self, config: Any, dtypes: Any) -> Iterator[str]:
-        """What this strategy can't do, as requested by a model's configuration and the precision's. None: there is none."""
+    def problems_with(self, config: Any, dtypes: Any, optimizer: Any) -> Iterator[str]:
+        """What this strategy can't do, as requested by the configurations of a model, of the precision and of the optimizer.
+        None: there is none."""
+        if problem := unsupported_optimizer(optimizer):
+            yield problem
         if kind_of(config) != "none":
             yield (
                 f"model.config.cuda_graph_impl={config.cuda_graph_impl!r}{at(config, 'cuda_graph_impl')} with "
                 f"{type(self).__name__}: a CUDA graph requires parameters at fixed addresses, but this strategy "
                 "gathers parameters into new memory in every step. Set cuda_graph_impl='none', or use MegatronStrategy."
             )
-        for name in ("fp8", "fp4"):
-            if (value := getattr(dtypes, name, None)) is not None:
+        requested = {"trainer.plugins": dtypes, "model.config": config}
+        for path, name in itertools.product(requested, ("fp8", "fp4")):
+            if (value := getattr(requested[path], name, None)) is not None:
                 yield (
-                    f"trainer.plugins.{name}={value!r} with {type(self).__name__}: torch gathers parameters in 16 or 32 "
-                    f"bits. Leave {name} unset, or use MegatronStrategy."
+                    f"{path}.{name}={value!r} with {type(self).__name__}: torch gathers parameters in 16 or 32 bits. Leave "
+                    f"{name} unset, or use MegatronStrategy."
                 )
+
+    def world_problem(self, world_size: int) -> Optional[str]:
+        """Why this strategy can't train in a world of this size, besides its layout. None: it can."""
 
     def settle(self, model: pl.LightningModule) -> None:
         """Write precision and context parallelism into the configurations of the model and the optimizer."""
         optim, config = getattr(model, "optim", None), getattr(model, "config", None)
         precision = self.precision_plugin
         dtypes = precision.dtype_config if isinstance(precision, MegatronMixedPrecision) else None
-        if problems := list(self.problems_with(config, dtypes)):
+        if problems := list(self.problems_with(config, dtypes, getattr(optim, "config", None))):
             raise ConfigError(" ".join(problems))
-        machine = Machine.here()
-        if isinstance(config, TransformerConfig):
-            announce_machine_settings(adjust_to(config, machine.overrides))
-        if isinstance(precision, MegatronMixedPrecision):
-            configs = {"optim.config": getattr(optim, "config", None)}
-            if isinstance(config, TransformerConfig):
-                configs["model.config"] = config
-            precision.apply_to_all({path: one for path, one in configs.items() if one is not None})
-        if isinstance(config, TransformerConfig):
-            # Megatron-Core's groups are for models that shard sequences over context-parallel ranks. Others aren't used.
-            sizes = ParallelismConfig(**Layout(cp=self.layout.cp).fields())
-            run = RunSettings(parallelism=sizes, model_config=config, machine=machine)
-            write_parallelism(run)
-            apply(without_gradient_buffers(type(self).__name__), run)
+        run = RunSettings(
+            parallelism=self.parallelism,
+            optimizer_config=getattr(optim, "config", None),
+            model_config=config if isinstance(config, TransformerConfig) else None,
+            precision=precision,
+            machine=Machine.here(),
+        )
+        settled = settle_sharded(run, run.machine, strategy=type(self).__name__)
+        settled.apply(run)
+        announce_machine_settings(settled.machine_decides)
+
+    @property
+    def parallelism(self) -> ParallelismConfig:
+        """The sizes of Megatron-Core's groups, which only models use that shard sequences over context-parallel ranks."""
+        return ParallelismConfig(**Layout(cp=self.layout.cp).fields())
 
     def setup_megatron_parallel(self, trainer: pl.Trainer, *, wrap: bool) -> None:
         built = self.megatron_parallel

@@ -85,6 +85,23 @@ def _latent_settings(facts: Facts) -> Iterator[str]:
         )
 
 
+@ATTENTION.rule("norms-over-heads-are-rms-norms")
+def _norms_over_heads(facts: Facts) -> Iterator[str]:
+    """`qk_layernorm_over_heads` requires `qk_layernorm`, and RMSNorm.
+
+    Otherwise: The model raises an error when it builds the first layer. With `qk_l2_norm` in place of `qk_layernorm` it
+    trains, and Megatron-Core doesn't add up the gradients of these norms over tensor-parallel ranks.
+    """
+    if not facts.of_model("qk_layernorm_over_heads"):
+        return
+    for name, value in (("qk_layernorm", True), ("normalization", "RMSNorm")):
+        if (requested := facts.of_model(name)) != value:
+            yield (
+                f"model.config.qk_layernorm_over_heads=True with {name}={requested!r}: these are RMSNorms that take the place "
+                f"of the norms of each head. Set {name}={value!r}, or set qk_layernorm_over_heads=False."
+            )
+
+
 @ATTENTION.rule("hybrid-layers-have-one-norm")
 def _hybrid_norms(facts: Facts) -> Iterator[str]:
     """The layers of a hybrid have a norm in front, and no other, unless they are your own (`mamba_stack_spec`).

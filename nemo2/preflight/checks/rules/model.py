@@ -104,7 +104,7 @@ def _fused_activation(facts: Facts) -> Iterator[str]:
     import torch.nn.functional as F
 
     silu = facts.of_model("activation_func") is F.silu
-    if silu and not facts.of_model("gated_linear_unit") and not _only_experts(facts):
+    if silu and not facts.of_model("gated_linear_unit") and not facts.has_only_experts:
         yield (
             "model.config.bias_activation_fusion=True with ungated silu: the fused kernel is SwiGLU's and requires a "
             "gate. Set gated_linear_unit=True, or set bias_activation_fusion=False."
@@ -138,12 +138,6 @@ def _ungated(facts: Facts) -> Iterator[str]:
                 f"model.config.{name}={value} with gated_linear_unit=False: only the gate reads it. Set "
                 f"gated_linear_unit=True, or leave {name} unset."
             )
-
-
-def _only_experts(facts: Facts) -> bool:
-    """Whether no layer has a plain MLP. Experts don't use the fused kernel."""
-    pattern = facts.of_model("moe_layer_freq")
-    return bool(facts.of_model("num_moe_experts")) and (pattern == 1 or (isinstance(pattern, list) and all(pattern)))
 
 
 @MODEL.rule("layer-pattern-has-every-layer", megatron_refuses=True)

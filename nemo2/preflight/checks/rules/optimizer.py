@@ -155,7 +155,7 @@ def _steps(facts: Facts) -> Iterator[str]:
     """
     from nemo2.training.strategies.base import requests_of_lightning
 
-    if facts.sizes:
+    if facts.has_layout:
         yield from requests_of_lightning(facts.trainer)
 
 

@@ -158,14 +158,18 @@ def _sharded(facts: Facts) -> Iterator[str]:
 
 @SIZES.rule("torch-shards-what-is-requested")
 def _torch_sharded(facts: Facts) -> Iterator[str]:
-    """`FSDP2Strategy` and `FSDPStrategy` support neither fp8 nor CUDA graphs, and tensor parallelism only of models that
-    are not nemo2's.
+    """`FSDP2Strategy` and `FSDPStrategy` support neither fp8 nor CUDA graphs, no optimizer but Adam and SGD, and tensor
+    parallelism only of models that are not nemo2's. `data_parallel_size` must be that of the world.
 
-    Otherwise: Every rank stops before it builds the model.
+    Otherwise: Every rank stops before its first step.
     """
     strategy: Any = facts.parts.get("trainer.strategy")
-    if getattr(strategy, "sharded_by_torch", False):
-        yield from strategy.problems_with(facts.config, facts.precision)
+    if not getattr(strategy, "sharded_by_torch", False):
+        return
+    yield from strategy.problems_with(facts.config, facts.precision, facts.parts.get("optim.config"))
+    launched = facts.devices is not None and not facts.layout.world_problem(facts.world_size)
+    if launched and (problem := strategy.world_problem(facts.world_size)):
+        yield problem
 
 
 def _where(facts: Facts) -> str:

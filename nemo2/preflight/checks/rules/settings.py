@@ -121,7 +121,7 @@ def _strategy(facts: Facts) -> Iterator[str]:
         from nemo2.models.gpt import without_groups
 
         yield without_groups(model.__name__, f"trainer.strategy={name}")
-    if facts.sizes:
+    if facts.has_layout:
         yield from facts.settled.refused("strategy-settings-are-supported")
     if facts.of_strategy("init_model_parallel") is False:
         yield (
@@ -240,7 +240,7 @@ def _two_precisions(facts: Facts) -> Iterator[str]:
     Otherwise: The trainer raises an error on every rank.
     """
     precision, is_plugin = facts.at("trainer.precision"), facts.parts.precision_at.startswith("trainer.plugins")
-    if facts.sizes and precision is not None and is_plugin and facts.precision is not None:
+    if facts.has_layout and precision is not None and is_plugin and facts.precision is not None:
         yield (
             f"trainer.precision={precision!r} and a precision plugin in trainer.plugins both set the precision. Remove "
             "one of them."

@@ -14,11 +14,14 @@ _SIZE = "strategy.tensor_model_parallel_size"
 
 @TENSOR.rule("feed-forward-over-tensor-ranks", megatron_refuses=True)
 def _feed_forward(facts: Facts) -> Iterator[str]:
-    """The tensor-parallel size must divide the width of the feed-forward layers.
+    """The tensor-parallel size must divide the width of the feed-forward layers, unless all of these are experts.
 
     Otherwise: Megatron-Core raises an AssertionError when it builds the first layer.
     """
-    yield from indivisible("model.config.ffn_hidden_size", facts.of_model("ffn_hidden_size"), _SIZE, facts.layout.tp)
+    if facts.is_hybrid or not facts.has_only_experts:
+        yield from indivisible(
+            "model.config.ffn_hidden_size", facts.of_model("ffn_hidden_size"), _SIZE, facts.layout.tp
+        )
 
 
 @TENSOR.rule("sequence-over-tensor-ranks")
@@ -33,6 +36,20 @@ def _sequence(facts: Facts) -> Iterator[str]:
             f"data.seq_length={seq} is not a multiple of tensor_model_parallel_size * context_parallel_size = "
             f"{layout.tp} * {layout.cp}, the number of parts that sequence parallelism needs. Set seq_length to a "
             f"multiple; nearest: {nearest(seq, layout.tp * layout.cp * (2 if layout.cp > 1 else 1))}."
+        )
+
+
+@TENSOR.rule("loss-reads-slices-of-the-vocabulary")
+def _parallel_output(facts: Facts) -> Iterator[str]:
+    """The loss requires `parallel_output`.
+
+    Otherwise: Megatron-Core's loss takes gathered logits for a slice of the vocabulary: tensor-parallel ranks train on another
+    loss without an error, and one rank raises a RuntimeError in the first step.
+    """
+    if facts.of_model("parallel_output", True) is False:
+        yield (
+            "model.config.parallel_output=False: the loss would take the gathered logits for one rank's slice of the "
+            "vocabulary. Set parallel_output=True."
         )
 
 

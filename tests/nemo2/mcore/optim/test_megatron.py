@@ -162,6 +162,20 @@ def test_overlapping_communication_changes_no_number(run_on_ranks):
     assert overlap["grad_norms"] == pytest.approx(plain["grad_norms"], rel=1e-6)
 
 
+def unclipped() -> list[list[float]]:
+    model: dict[str, Any] = {"distributed": True, "optimizer": {"clip_grad": 0.0}}
+    return [
+        small_runs.fit(small_runs.build_llama(**model), max_steps=2, fsdp=fsdp)["grad_norms"]
+        for fsdp in (None, "megatron")
+    ]
+
+
+def test_norms_of_gradients_that_are_not_clipped_are_logged_under_megatron_fsdp_too(run_on_ranks):
+    plain, sharded = run_on_ranks(unclipped, 2)[0]
+    assert all(norm > 0 for norm in sharded)
+    assert sharded == pytest.approx(plain, rel=1e-5)
+
+
 def test_of_a_loaded_chain_only_adam_counts_its_updates() -> None:
     """A checkpoint has the count in all groups. A second count, which stands still, would end the next save."""
 

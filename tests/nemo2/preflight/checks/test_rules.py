@@ -112,6 +112,41 @@ def test_megatron_core_refuses_the_broken_recipe(example: Example, megatron: dic
     assert megatron[repr(example.broken)] is not None
 
 
+@pytest.mark.parametrize(
+    ("changes", "rule"),
+    [
+        ("data.global_batch_size=3", "batch-over-replicas"),
+        ("strategy.context_parallel_size=2 data.seq_length=126", "sequence-in-twice-the-context-ranks"),
+        ("model.config.sequence_parallel=True", "megatron-core-agrees"),
+        ("model.config.tensor_model_parallel_size=2", "sizes-on-the-strategy"),
+        ("model.config.bf16=False", "one-precision"),
+        ("model.config.recompute_granularity=full", "full-recomputation-says-how"),
+        ("model.config.fp8=hybrid", "torch-shards-what-is-requested"),
+        ("trainer.precision=bf16-mixed", "one-precision-setting"),
+        ("trainer.accumulate_grad_batches=2", "steps-are-megatron-cores"),
+        ("strategy.sequence_parallel=True", "strategy-settings-are-supported"),
+    ],
+)
+def test_models_that_torch_shards_are_judged_by_the_rules_of_layouts_too(changes: str, rule: str) -> None:
+    case = Case(recipe="llama_tiny", changes=("trainer.strategy=FSDP2Strategy", *changes.split()), devices=2)
+    assert [problem.rule for problem in problems_of(case)] == [rule]
+
+
+def test_where_all_layers_have_experts_only_the_experts_width_is_cut() -> None:
+    layout = (
+        "tensor_model_parallel_size=4",
+        "sequence_parallel=True",
+        "expert_tensor_parallel_size=1",
+        "expert_model_parallel_size=2",
+    )
+    experts = ("num_moe_experts=4", "moe_router_topk=2", "ffn_hidden_size=126")
+    changes = ["trainer.devices=4", *(f"strategy.{one}" for one in layout), *(f"model.config.{one}" for one in experts)]
+    case = Case(recipe="llama_tiny", changes=tuple(changes))
+    mixed = Case(recipe="llama_tiny", changes=(*changes, "model.config.moe_layer_freq=2"))
+    assert verdicts([case]) == [None] and problems_of(case) == []
+    assert [problem.rule for problem in problems_of(mixed)] == ["feed-forward-over-tensor-ranks"]
+
+
 def test_each_rule_has_a_name_of_its_own_a_sentence_and_examples() -> None:
     names = [rule.name for rule in RULES]
     assert list(dict.fromkeys(one.rule for one in EXAMPLES)) == names and len(set(names)) == len(names) >= 60
