@@ -16,6 +16,7 @@ from nemo2.base import ranks
 from nemo2.base.advice import own_data
 from nemo2.base.errors import ConfigError, DataError, Nemo2Error, RuntimeFault
 from nemo2.config.domains import Domain, out_of_range
+from nemo2.config.notices import warn_without_effect
 from nemo2.config.value_types import nones
 from nemo2.config.walk import class_of
 from nemo2.data.blend import SPLITS
@@ -250,9 +251,14 @@ class MegatronDataModule(LightningDataModule):
             self._datasets.update(self.build_datasets([mode]))
         dataset = self._datasets[mode]
         if dataset is None:
+            reason = self.no_samples(mode) or f"data: this {type(self).__name__} has no {mode} samples."
             if mode == "train":  # Lightning would end the fit before its first step, as if it had succeeded
-                reason = self.no_samples("train") or f"data: this {type(self).__name__} has no training samples."
                 raise ConfigError(reason, rule="splits-have-data")
+            if mode == "validation" and self.trainer is not None:
+                limit = self.trainer.limit_val_batches
+                warn_without_effect(
+                    reason, **{"trainer.limit_val_batches": (limit, 1.0)}
+                )  # Lightning's for all batches
             return []
         before = self._order_before
         # Checkpoints of former releases tell less.

@@ -2,6 +2,7 @@
 """MockDataModule: shapes, determinism, and no need of anything."""
 
 import socket
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -79,6 +80,13 @@ def test_a_fit_without_training_samples_is_refused():
         data.train_dataloader()
     assert caught.value.rule == "splits-have-data"
     assert make(num_val_samples=0).val_dataloader() == []
+
+
+def test_a_limit_of_validation_batches_without_validation_samples_has_no_effect_in_words(caplog):
+    data = make(num_val_samples=0)
+    data.trainer = SimpleNamespace(limit_val_batches=7)
+    assert data.val_dataloader() == []
+    assert "trainer.limit_val_batches=7 has no effect. data.num_val_samples=0 leaves no samples" in caplog.text
 
 
 def test_an_attribute_that_was_set_on_a_live_module_is_part_of_its_config():
