@@ -91,7 +91,7 @@ def generate(
         raise ConfigError("generate needs a prompt: either --prompt TEXT, or --prompts FILE with several prompts.")
     if len(named) > 1 and (html is None or output is not None):
         raise ConfigError(
-            f"{len(named)} checkpoints: --output supports only one. --html FILE writes their texts side by side."
+            f"{len(named)} checkpoints: their texts are written side by side to a page. Give --html FILE, and no --output."
         )
     if len(named) > 1 and prompts_file == _STANDARD:
         raise ConfigError(

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Optional
 
-from nemo2.base.advice import advice
+from nemo2.base.advice import advice, typed_as
 from nemo2.base.backend.extras import install, version_of
 from nemo2.base.counts import require_counts
 from nemo2.base.errors import ConfigError
@@ -127,11 +127,11 @@ def transformers_command(model: str, options: ServingOptions, *, dtype: str) -> 
         ConfigError: a requested setting has no argument.
     """
     default = ServingOptions()
-    for name in ("tensor_parallel_size", "pipeline_parallel_size", "max_length"):
+    for name, option in (("tensor_parallel_size", "-tp"), ("pipeline_parallel_size", ""), ("max_length", "")):
         if (value := getattr(options, name)) != getattr(default, name):
             raise ConfigError(
-                f"{name}={value}: `transformers serve` has no such argument. Remove it, or serve with vLLM "
-                f"({_INSTALL['vllm']})."
+                f"{typed_as(name, value, option=option)}: `transformers serve` has no such argument. Remove it, or "
+                f"serve with vLLM ({_INSTALL['vllm']})."
             )
     where = "--host", options.host, "--port", str(options.port)
     return [_program("transformers"), "serve", model, "--dtype", torch_name(dtype), *where, *options.further]

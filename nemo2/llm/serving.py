@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Optional
 
-from nemo2.base.advice import advice
+from nemo2.base.advice import advice, typed_as
 from nemo2.base.counts import require_counts
 from nemo2.base.errors import ConfigError
 from nemo2.checkpoint.directory import temporary_name
@@ -253,8 +253,8 @@ def _serving(
     positions = conversion_of(model.config).hf_config(model.config).get("max_position_embeddings")
     if options.max_length is not None and positions is not None and options.max_length > positions:
         raise ConfigError(
-            f"max_length={options.max_length}: the model reads only {positions} tokens, prompt and answer together. Set "
-            f"max_length to {positions} or less."
+            f"{typed_as('max_length', options.max_length)}: the model reads only {positions} tokens, prompt and answer "
+            f"together. Set {positions} or less."
         )
     length, name = options.max_length or model.config.seq_length, options.model_name or ""
     if options.max_length is None:
@@ -278,7 +278,8 @@ def _by_transformers(
     name = options.model_name or folder.name
     if Path(name).is_absolute() or ".." in Path(name).parts or str(Path(name)) != name:
         raise ConfigError(
-            f"model_name={name!r}: `transformers serve` needs a name such as 'mine' or 'organisation/mine'."
+            f"{typed_as('model_name', repr(name), option='--name')}: `transformers serve` needs a name such as "
+            "'mine' or 'organisation/mine'."
         )
     digest = hashlib.sha256(str(folder).encode()).hexdigest()[:16]
     command = engines.transformers_command(name, options, dtype=dtype)
