@@ -152,8 +152,8 @@ def test_what_an_engine_cannot_do_is_told(plans):
         "does not divide the 4 attention heads of the model, which vLLM splits. Set it to one of 1, 2, 4."
         in plans["errors"]["heads"]
     )
-    assert "model_name='../mine'" in plans["errors"]["name"]
-    assert "tensor_parallel_size=2: `transformers serve` has no such argument" in plans["errors"]["tp"]
+    assert "--name '../mine'" in plans["errors"]["name"]
+    assert "-tp 2: `transformers serve` has no such argument" in plans["errors"]["tp"]
     assert "max_length=5" in plans["errors"]["length"]
     assert "has no adapters to merge" in plans["errors"]["merge"]
 
