@@ -154,7 +154,7 @@ def test_what_an_engine_cannot_do_is_told(plans):
     )
     assert "--name '../mine'" in plans["errors"]["name"]
     assert "-tp 2: `transformers serve` has no such argument" in plans["errors"]["tp"]
-    assert "max_length=5" in plans["errors"]["length"]
+    assert "--max-length 5" in plans["errors"]["length"]
     assert "has no adapters to merge" in plans["errors"]["merge"]
 
 
