@@ -132,7 +132,7 @@ def test_models_that_torch_shards_are_judged_by_the_rules_of_layouts_too(changes
     assert [problem.rule for problem in problems_of(case)] == [rule]
 
 
-def test_where_all_layers_have_experts_only_the_experts_width_is_cut() -> None:
+def test_where_all_layers_have_experts_only_the_experts_width_is_cut(run_on_ranks: Any) -> None:
     layout = (
         "tensor_model_parallel_size=4",
         "sequence_parallel=True",
@@ -143,7 +143,7 @@ def test_where_all_layers_have_experts_only_the_experts_width_is_cut() -> None:
     changes = ["trainer.devices=4", *(f"strategy.{one}" for one in layout), *(f"model.config.{one}" for one in experts)]
     case = Case(recipe="llama_tiny", changes=tuple(changes))
     mixed = Case(recipe="llama_tiny", changes=(*changes, "model.config.moe_layer_freq=2"))
-    assert verdicts([case]) == [None] and problems_of(case) == []
+    assert run_on_ranks(verdicts, 1, [case], init_process_group=False) == [[None]] and problems_of(case) == []
     assert [problem.rule for problem in problems_of(mixed)] == ["feed-forward-over-tensor-ranks"]
 
 
