@@ -150,20 +150,16 @@ class _Ranks:
                 )
             for connection in ready:
                 rank = waiting[connection]  # pyright: ignore[reportArgumentType]
-                try:
-                    answers[rank] = connection.recv()  # pyright: ignore[reportAttributeAccessIssue]
-                except EOFError:
-                    answers[rank] = (
-                        time.time(),
-                        "error",
-                        f"it ended without an answer{_how(self.processes[rank])}",
-                        self._dumps(),
-                    )
+                answers[rank] = self._answer_of(rank)
             if any(answer[1] == "error" for answer in answers.values()):
-                # The other ranks usually fail as a consequence, so the earliest error is shown.
+                # The other ranks usually fail as a consequence, so the earliest error is shown. It may be one of those, where a
+                # rank was killed: a peer hears of it as soon as this process does.
                 self._collect_what_has_arrived(answers)
-                rank, answer = min(((r, a) for r, a in answers.items() if a[1] == "error"), key=lambda item: item[1][0])
-                raise RankFailed(f"rank {rank} of {len(self.processes)} failed: {answer[2]}\n{answer[3]}")
+                failed = {rank: answer for rank, answer in answers.items() if answer[1] == "error"}
+                first = min(failed, key=lambda rank: failed[rank][0])
+                others = "".join(f"\nrank {rank}: {answer[2]}" for rank, answer in failed.items() if rank != first)
+                _, _, error, details = failed[first]
+                raise RankFailed(f"rank {first} of {len(self.processes)} failed: {error}\n{details}{others}")
         _SPENT.seconds = cpu_seconds() + sum(answer[3] for answer in answers.values())
         return [pickle.loads(answers[rank][2]) for rank in range(len(self.processes))]
 
@@ -179,10 +175,15 @@ class _Ranks:
 
     def _collect_what_has_arrived(self, answers: dict[int, tuple[Any, ...]]) -> None:
         for rank, connection in enumerate(self.connections):
-            if rank not in answers:
-                with contextlib.suppress(EOFError):
-                    if connection.poll(0.2):
-                        answers[rank] = connection.recv()
+            if rank not in answers and connection.poll(0.2):
+                answers[rank] = self._answer_of(rank)
+
+    def _answer_of(self, rank: int) -> tuple[Any, ...]:
+        """What a rank has sent: the time, "result" or "error", and more."""
+        try:
+            return self.connections[rank].recv()
+        except EOFError:
+            return time.time(), "error", f"it ended without an answer{_how(self.processes[rank])}", self._dumps()
 
     def _stacks(self, rank: int) -> Path:
         return self.directory / f"stacks{rank}"

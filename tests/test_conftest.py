@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The helper that runs functions on gloo ranks must itself be trustworthy."""
 
+import multiprocessing
 import os
 import subprocess
 import sys
@@ -94,6 +95,18 @@ def test_what_quiet_ranks_print_is_shown_where_one_fails(run_on_ranks, capfd):
 def test_a_dead_rank_is_an_error_and_not_a_wait(run_on_ranks):
     with pytest.raises(AssertionError, match="ended without an answer"):
         run_on_ranks(die, 1)
+
+
+def test_a_rank_that_was_killed_is_named_beside_a_peer_that_heard_of_it_first(tmp_path):
+    both = ranks._Ranks(1.0, tmp_path, quiet=False)
+    both.processes = [SimpleNamespace(exitcode=-9, join=lambda _: None)] * 2
+    both.connections, (died, heard) = zip(*(multiprocessing.Pipe(duplex=False) for _ in range(2)), strict=True)
+    heard.send((0.0, "error", "RuntimeError: Connection closed by peer", "its traceback"))
+    died.close()
+    with pytest.raises(
+        ranks.RankFailed, match=r"(?s)^rank 1 of 2 failed: RuntimeError.*rank 0: .* an answer \(SIGKILL"
+    ):
+        both.results()
 
 
 def test_a_hanging_rank_is_ended_with_its_children_and_shows_where_it_hangs(run_on_ranks, tmp_path):
