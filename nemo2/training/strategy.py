@@ -382,7 +382,7 @@ class MegatronStrategy(LiveSettings, BaseStrategy):
         [optimizer] = self.optimizers
         if isinstance(optimizer, MegatronOptimizer):
             self.megatron_parallel.config.grad_scale_func = optimizer.scale_loss
-            self.megatron_parallel.__dict__["stage_params"] = optimizer.stage_params
+            self.megatron_parallel.stage_params = optimizer.stage_params
             if self.megatron_parallel.graphs is not None:
                 self.megatron_parallel.graphs.optimizers.append(optimizer.mcore_optimizer)
 

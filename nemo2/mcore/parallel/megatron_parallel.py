@@ -150,6 +150,8 @@ class MegatronParallel(nn.ModuleList):
     parameter_counts: Optional[ParameterCounts]
     """The parameters of the whole model. None: the model is on meta tensors."""
     _twins: list[pl.LightningModule]
+    stage_params: Optional[Callable[[], None]]
+    """Stages parameters in the gradients' buffer, if the optimizer gathers them there. None: there is no such optimizer."""
     weight: Optional[Tensor]
     """The count behind the mean of the last step's reduced loss (`MegatronLossReduction.weight`), on every pipeline
     stage."""
@@ -186,16 +188,15 @@ class MegatronParallel(nn.ModuleList):
             core.to(device)
             for parameter in core.parameters():
                 tensor_parallel.set_defaults_if_not_set_tensor_model_parallel_attributes(parameter)
-        self.__dict__["parameter_counts"] = count_parameters(cores)
+        self.parameter_counts = count_parameters(cores)
         self._refuse_to_train_nothing()
         with building_stream(self.config):
             self.extend([self._wrap(core, first=index == 0) for index, core in enumerate(cores)])
-        # Not registered as a submodule, because a module list's submodules are its items.
-        self.__dict__["loss_reduction"] = loss_reduction
-        self.__dict__["weight"] = None
-        self.__dict__["stage_params"] = None  # the optimizer's, once there is one
-        self.__dict__["graphs"] = self._step_graphs()
-        self.__dict__["_twins"] = _twins(pipeline, list(self), cores)
+        self.__dict__["loss_reduction"] = loss_reduction  # no submodule: those of a module list are its items
+        self.weight = None
+        self.stage_params = None  # the optimizer's, once there is one
+        self.graphs = self._step_graphs()
+        self._twins = _twins(pipeline, list(self), cores)
         if ddp_config is not None:
             self._connect_gradient_functions(ddp_config)
         elif wrap_chunk is not None:
@@ -393,7 +394,7 @@ class MegatronParallel(nn.ModuleList):
             return loss_reduction.reduce(outputs) if outputs else None  # any kind of result, on the stage with outputs
         if parallel_state.get_pipeline_model_parallel_world_size() == 1:
             reduced = loss_reduction.reduce(outputs)
-            self.__dict__["weight"] = loss_reduction.weight
+            self.weight = loss_reduction.weight
             return None if reduced is None else reduced.detach()
         message = torch.zeros(2, dtype=torch.float32, device=next(self.parameters()).device)
         if parallel_state.is_pipeline_last_stage(ignore_virtual=True):
@@ -403,7 +404,7 @@ class MegatronParallel(nn.ModuleList):
             message = torch.stack([reduced.detach().float().reshape(()), weight.float().reshape(())])
         group: Any = parallel_state.get_pipeline_model_parallel_group()
         torch.distributed.broadcast(message, src=parallel_state.get_pipeline_model_parallel_last_rank(), group=group)
-        self.__dict__["weight"] = message[1]
+        self.weight = message[1]
         return message[0]
 
     # ------------------------------------------------------------------------------------------------------ the chunks
