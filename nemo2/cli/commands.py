@@ -212,7 +212,10 @@ def not_with(option: str, *others: str) -> None:
 
 @dataclass(frozen=True)
 class OptionGroup:
-    """Options of a command that belong together, with their own heading in ``--help``."""
+    """Options of a command that belong together, with their own heading in ``--help``.
+
+    A verb's attribute ``groups`` lists its groups. The verb calls `refuse_across` where its options are to be judged.
+    """
 
     title: str
     option: str
@@ -221,16 +224,6 @@ class OptionGroup:
     """Options that are read with it only."""
     beside: tuple[str, ...] = ()
     """Options of the groups below that are read beside it. All others of these groups are refused."""
-
-
-def in_groups(groups: tuple[OptionGroup, ...]) -> Callable[[Any], Any]:
-    """Give a verb its groups, for ``--help``. The verb calls `refuse_across` where its options are to be judged."""
-
-    def mark(verb: Any) -> Any:
-        verb.groups = groups
-        return verb
-
-    return mark
 
 
 def rules_of(groups: tuple[OptionGroup, ...]) -> Iterator[tuple[Callable[..., None], str, tuple[str, ...]]]:

@@ -11,7 +11,7 @@ from nemo2.base.errors import ConfigError
 from nemo2.base.files import refuse_existing, write_file
 from nemo2.base.names import visible
 from nemo2.cli.adapter import AT_LEAST_1, Result
-from nemo2.cli.commands import OptionGroup, in_groups, not_with, refuse_across, refuse_all_but
+from nemo2.cli.commands import OptionGroup, not_with, refuse_across, refuse_all_but
 from nemo2.cli.diff import difference
 from nemo2.cli.explain import reasons
 from nemo2.cli.flags import UNCHANGED, Output, RecipeOptions, machine_line, machine_of, recipe_on
@@ -35,7 +35,6 @@ GROUPS = (
 """What can be asked of a recipe, and in which form it is answered."""
 
 
-@in_groups(GROUPS)
 def show(
     name: Annotated[str, typer.Argument(help=f"{RECIPE_HELP} Or a checkpoint's directory.")],
     overrides: Overrides = None,
@@ -125,6 +124,7 @@ def show(
     return Result(plain(recipe, defaults), render(recipe, defaults=defaults, who=who))
 
 
+show.groups = GROUPS  # pyright: ignore[reportFunctionMemberAccess]
 _RECIPES = (".py", ".yaml", ".yml", ".json")
 _LAYOUTS = (".html", ".svg")
 

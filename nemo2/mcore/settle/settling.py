@@ -167,26 +167,18 @@ def settle_sharded(run: RunSettings, machine: Machine, *, strategy: str) -> Sett
     """As `settle_run`, for the run of a ``strategy`` that lets torch shard the model: it has no gradient buffers of
     Megatron-Core's."""
     attempts, run = _Attempts(), run.copied(machine)
-    model = run.model_config if isinstance(run.model_config, TransformerConfig) else None
-    changed = adjust_to(model, machine.overrides) if model is not None else {}
+    model, changed = _adjusted_model(run)
     if attempts.attempt("one-precision", lambda: _apply_precision(run) or True) and model is not None:
         attempts.attempt("megatron-core-agrees", lambda: write_parallelism(run))
         apply(rows.without_gradient_buffers(strategy), run)
-    return Settled(
-        machine=machine,
-        layout=run.layout,
-        objects=run.objects(),
-        machine_decides=changed,
-        refusals=tuple(attempts.refusals),
-    )
+    return attempts.settled(run, changed)
 
 
 def settle_run(run: RunSettings, machine: Machine) -> Settled:
     """Settle copies of the configurations of a run, in the steps that a strategy applies when it connects."""
     attempts, again = _Attempts(), run.copied(machine)
     run = run.copied(machine)
-    model = run.model_config if isinstance(run.model_config, TransformerConfig) else None
-    changed = adjust_to(model, machine.overrides) if model is not None else {}
+    model, changed = _adjusted_model(run)
     if run.optimizer_config is not None:
         attempts.attempt("one-switch-for-the-distributed-optimizer", lambda: apply(rows.OPTIMIZER, run))
     if machine.accelerator == "cpu":
@@ -207,13 +199,7 @@ def settle_run(run: RunSettings, machine: Machine) -> Settled:
         finished = replace(run, model_config=model)
         attempts.attempt("megatron-core-agrees", lambda: _finish(finished))
         changed = {name: value for name, value in changed.items() if getattr(model, name) == value[0]}
-    return Settled(
-        machine=machine,
-        layout=run.layout,
-        objects=run.objects(),
-        machine_decides=changed,
-        refusals=tuple(attempts.refusals),
-    )
+    return attempts.settled(run, changed)
 
 
 def write_parallelism(run: RunSettings) -> None:
@@ -255,6 +241,22 @@ class _Attempts:
         except Exception as error:  # Megatron-Core asserts, raises ValueError, TypeError ...: all say that it won't do
             self.refusals += refusals_of(error, rule)
             return None
+
+    def settled(self, run: RunSettings, machine_decides: Mapping[str, tuple[Any, str]]) -> Settled:
+        """The result for ``run``, with the refusals of all attempts."""
+        return Settled(
+            machine=run.machine,
+            layout=run.layout,
+            objects=run.objects(),
+            machine_decides=machine_decides,
+            refusals=tuple(self.refusals),
+        )
+
+
+def _adjusted_model(run: RunSettings) -> tuple[TransformerConfig | None, dict[str, tuple[Any, str]]]:
+    """The model's configuration without what the machine lacks, and the changes. None: it is not Megatron-Core's."""
+    model = run.model_config if isinstance(run.model_config, TransformerConfig) else None
+    return model, {} if model is None else adjust_to(model, run.machine.overrides)
 
 
 def _apply_precision(run: RunSettings) -> None:

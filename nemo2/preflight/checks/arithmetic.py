@@ -23,9 +23,9 @@ def nearest(value: int, unit: int) -> str:
     return f"{below} or {below + unit}" if below > 0 else str(unit)
 
 
-def divisors(value: int, limit: int = 64) -> str:
-    """The divisors of `value` up to `limit`: ``1, 2, 4, 8``."""
-    return ", ".join(str(size) for size in divisors_of(value) if size <= limit)
+def divisors(value: int) -> str:
+    """The divisors of `value` up to 64: ``1, 2, 4, 8``."""
+    return ", ".join(str(size) for size in divisors_of(value) if size <= 64)
 
 
 def divisors_of(value: int) -> list[int]:

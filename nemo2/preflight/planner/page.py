@@ -52,4 +52,4 @@ def scatter(result: SearchResult) -> Canvas:
         )
         for one in sorted(result.tried[:MOST_POINTS], key=lambda one: one.layout.tp)
     ]
-    return scatter_chart("Layouts that fit", points, x_label="GiB on a GPU", y_label="seconds per step", frontier=True)
+    return scatter_chart("Layouts that fit", points, x_label="GiB on a GPU", y_label="seconds per step")

@@ -8,6 +8,8 @@ from typing import Optional
 from nemo2.report.pictures.charts import Axes, apart
 from nemo2.report.pictures.svg import COLOURS, Canvas, legend, nice_ticks, text_width, tick_text
 
+_WIDTH = 820
+
 
 @dataclass(frozen=True, kw_only=True)
 class Bar:
@@ -52,7 +54,6 @@ def stacked_bars(
     *,
     unit: str,
     limit: Optional[Limit] = None,
-    width: int = 820,
     text: Callable[[float], str] = tick_text,
 ) -> Canvas:
     """Horizontal bars over one axis that starts at zero.
@@ -62,16 +63,15 @@ def stacked_bars(
         bars: From top to bottom. A part has the same color in all bars; up to eight parts have distinct colors.
         unit: The unit of the axis.
         limit: The value of a vertical line. None: no line.
-        width: The width of the picture, in pixels.
         text: A function that formats values, with their unit if wanted.
     """
     totals = [sum(bar.parts.values()) for bar in bars]
-    canvas, row = Canvas(width, 0, title=title), 28
+    canvas, row = Canvas(_WIDTH, 0, title=title), 28
     names = dict.fromkeys(name for bar in bars for name in bar.parts)
-    fills, top = _legend(canvas, names, 8, within=width - 132)
+    fills, top = _legend(canvas, names, 8, within=_WIDTH - 132)
     top += 20 * bool(limit)
     left = min(150, 20 + max((text_width(bar.name) for bar in bars), default=0))
-    right = width - 24 - max((text_width(text(total)) * 1.08 for total in totals), default=0)
+    right = _WIDTH - 24 - max((text_width(text(total)) * 1.08 for total in totals), default=0)
     ticks = nice_ticks(0, max(0.0, *totals, limit.value if limit else 0.0) or 1.0)
     axes = Axes(canvas, (0, ticks[-1]), (0, 1), left, right, top, top + row * len(bars))
     axes.draw_x(ticks, unit, grid=True)
@@ -88,42 +88,33 @@ def stacked_bars(
             canvas.rect(axes.x(done), y + 4, axes.x(value) - left, row - 8, fills[name], tip=note)
             done += value
         # Totals have a column of their own, because next to a bar they would cover lines.
-        canvas.text(width - 12, y + 18, text(total), "bad" if over else "ink", anchor="end", strong=over)
+        canvas.text(_WIDTH - 12, y + 18, text(total), "bad" if over else "ink", anchor="end", strong=over)
     if limit is not None:
         x, wide = axes.x(limit.most), text_width(limit.name)
         canvas.line(x, top - 4, x, axes.bottom + 2, "bad", dashed=True)
         if limit.kept_free > 0:
             canvas.line(axes.x(limit.value), top, axes.x(limit.value), axes.bottom + 2, "soft")
-        canvas.text(min(max(x - wide / 2, 8), width - 8 - wide), top - 9, limit.name, "bad")
+        canvas.text(min(max(x - wide / 2, 8), _WIDTH - 8 - wide), top - 9, limit.name, "bad")
     return canvas
 
 
-def scatter_chart(
-    title: str,
-    points: Sequence[Point],
-    *,
-    x_label: str,
-    y_label: str,
-    frontier: bool = False,
-    width: int = 820,
-    height: int = 420,
-) -> Canvas:
+def scatter_chart(title: str, points: Sequence[Point], *, x_label: str, y_label: str) -> Canvas:
     """The points on two linear axes, which need not start at zero. Without points the chart says so.
 
-    ``frontier`` draws a line through the points that no other point beats on both axes. Less is better on each axis.
+    A line goes through the points that no other point beats on both axes. Less is better on each axis.
     """
-    canvas = Canvas(width, height, title=title)
+    canvas = Canvas(_WIDTH, 420, title=title)
     if not points:
-        canvas.text(width / 2, height / 2, f"no values of {y_label}", anchor="middle")
+        canvas.text(_WIDTH / 2, canvas.height / 2, f"no values of {y_label}", anchor="middle")
         return canvas
     x_ticks, y_ticks = (nice_ticks(min(some), max(some)) for some in zip(*((p.x, p.y) for p in points), strict=True))
     groups = dict.fromkeys(point.group for point in points)
-    fills, top = _legend(canvas, groups, 24 + text_width(y_label), within=width - 24)
-    right = width - 24 - max(text_width(point.label) for point in points) - 12
-    axes = Axes(canvas, (x_ticks[0], x_ticks[-1]), (y_ticks[0], y_ticks[-1]), 64, right, top + 6, height - 46)
+    fills, top = _legend(canvas, groups, 24 + text_width(y_label), within=_WIDTH - 24)
+    right = _WIDTH - 24 - max(text_width(point.label) for point in points) - 12
+    axes = Axes(canvas, (x_ticks[0], x_ticks[-1]), (y_ticks[0], y_ticks[-1]), 64, right, top + 6, canvas.height - 46)
     axes.draw_y(y_ticks, y_label)
     axes.draw_x(x_ticks, x_label, grid=True)
-    best = _frontier(points) if frontier else []
+    best = _frontier(points)
     for one, other in zip(best, best[1:], strict=False):
         canvas.line(axes.x(one.x), axes.y(one.y), axes.x(other.x), axes.y(other.y), "accent")
     labelled = [(axes.y(point.y), axes.x(point.x), point.label) for point in points if point.label]

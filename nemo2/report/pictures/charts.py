@@ -126,12 +126,12 @@ def line_chart(
     return canvas.render()
 
 
-def running_median(points: Sequence[tuple[float, float]], *, share: float = 0.03) -> list[tuple[float, float]]:
-    """The median around each point over about ``share`` of all points. It has no lag and ignores single slow steps.
+def running_median(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """The median around each point over about 3% of all points. It has no lag and ignores single slow steps.
 
     The window shrinks towards both ends, so that it stays centered. Gaps stay gaps.
     """
-    reach = max(1, round(share * len(points) / 2))
+    reach = max(1, round(0.03 * len(points) / 2))
     smoothed = []
     for index, (x, y) in enumerate(points):
         near = min(reach, index, len(points) - 1 - index)

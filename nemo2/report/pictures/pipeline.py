@@ -11,13 +11,7 @@ PHASES = {"warm-up": "accent", "steady": "soft", "drain": "ink"}
 
 
 def draw_timeline(
-    timeline: Timeline,
-    *,
-    title: str = "",
-    note: str = "",
-    width: int = 1040,
-    unit: str = "time",
-    measured: Optional[Timeline] = None,
+    timeline: Timeline, *, title: str = "", note: str = "", unit: str = "time", measured: Optional[Timeline] = None
 ) -> Canvas:
     """The timeline with one row per pipeline rank.
 
@@ -28,7 +22,6 @@ def draw_timeline(
         timeline: A timeline of `nemo2.mcore.parallel.pipeline_schedule`.
         title: The title. "": the schedule's name and sizes.
         note: A second line below the title.
-        width: The width of the picture, in pixels.
         unit: The unit of the axis.
         measured: The timeline whose idle time and activations are written at the ends of the rows, such as the whole step
             if ``timeline`` is its first part. None: ``timeline``.
@@ -40,11 +33,11 @@ def draw_timeline(
         f"{measured.bubble_fraction:.1%} bubble"
     )
     bottom = _TOP + _ROW * schedule.pp
-    canvas = Canvas(width, bottom + 40, title=title, description=note)
+    canvas = Canvas(1040, bottom + 40, title=title, description=note)
     canvas.text(8, 16, title, "ink", size=14, strong=True)
     canvas.text(8, 34, note)
     _legend(canvas, timeline)
-    across = (width - _LEFT - _RIGHT) / timeline.span
+    across = (canvas.width - _LEFT - _RIGHT) / timeline.span
     style = _Style(timeline, across)
     for rank, row in enumerate(timeline.slots):
         y = _TOP + rank * _ROW

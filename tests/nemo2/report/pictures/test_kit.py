@@ -92,7 +92,7 @@ def test_totals_stand_in_a_column_that_no_line_crosses():
 def test_labels_lie_beside_the_plot_and_apart_with_a_line_to_their_dots():
     near = [Point(x=1 + place / 40, y=5 - place / 90, label=str(place)) for place in range(6)]
     others = [Point(x=1 + (place % 7) / 30, y=5 - (place % 5) / 8) for place in range(30)]
-    chart = drawn(scatter_chart("p", [*near, *others, Point(x=9, y=9)], x_label="GB", y_label="s", frontier=True))
+    chart = drawn(scatter_chart("p", [*near, *others, Point(x=9, y=9)], x_label="GB", y_label="s"))
     dots = [(one.attrib["cx"], one.attrib["cy"]) for one in chart.iter(f"{SVG}circle")]
     labels = [one for one in chart.iter(f"{SVG}text") if "strong" in one.attrib["class"].split()]
     assert {one.text for one in labels} == set("012345")
@@ -107,7 +107,7 @@ def test_labels_lie_beside_the_plot_and_apart_with_a_line_to_their_dots():
 
 def test_points_are_placed_by_value_and_the_frontier_joins_only_what_nothing_beats():
     points = [Point(x=1, y=9), Point(x=2, y=5), Point(x=3, y=7), Point(x=4, y=1)]
-    chart = drawn(scatter_chart("p", points, x_label="GB", y_label="s", frontier=True))
+    chart = drawn(scatter_chart("p", points, x_label="GB", y_label="s"))
     centres = [(float(one.attrib["cx"]), float(one.attrib["cy"])) for one in chart.iter(f"{SVG}circle")]
     assert centres[1][0] - centres[0][0] == pytest.approx(centres[2][0] - centres[1][0], abs=0.2)
     assert centres[0][1] < centres[2][1] < centres[1][1] < centres[3][1]
