@@ -181,9 +181,7 @@ def test_a_type_checker_knows_every_promised_name_and_no_other(found):
 
 
 @OF_EDITORS
-def test_a_type_checker_finds_the_typos_of_a_script_and_nothing_else(
-    found,
-):
+def test_a_type_checker_finds_the_typos_of_a_script_and_nothing_else(found):
     lines = SCRIPT.splitlines()
     typos = [number for number, line in enumerate(lines) if line.endswith("# typo")]
     assert (len(lines), len(typos)) == (40, 4)
