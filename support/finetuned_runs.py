@@ -48,12 +48,7 @@ def train(data: Any, *, max_steps: int = 3, **strategy: Any) -> dict[str, Any]:
         adjust(model.optim.config, name, value, why="plain gradient descent is easy to repeat")
     connect_parts(model, data, tokenizer="data")
     found = small_runs.fit(model, data, max_steps=max_steps, callbacks=[watch], **strategy)
-    return {
-        "losses": found["losses"],
-        "weights": watch.weights,
-        "gradients": watch.gradients,
-        "tokens": watch.tokens,
-    }
+    return {"losses": found["losses"], "weights": watch.weights, "gradients": watch.gradients, "tokens": watch.tokens}
 
 
 def in_transformers(weights: dict[str, Tensor], samples: Sequence[Pair], steps: int = 3) -> dict[str, Any]:

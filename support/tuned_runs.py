@@ -30,13 +30,13 @@ def prepare(directory: str) -> None:
     import_release(root / "released", root / "imported", tokenizer=read_tokenizer(root / "released"))
 
 
-def write_release(folder: Path, *, layers: int = 2, hidden_size: int = 32, ffn: int = 64) -> None:
+def write_release(folder: Path) -> None:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     sizes: dict[str, Any] = {
-        "hidden_size": hidden_size,
-        "intermediate_size": ffn,
-        "num_hidden_layers": layers,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
         "num_attention_heads": 4,
     }
     torch.manual_seed(2)

@@ -4,6 +4,7 @@
 import datetime
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -40,32 +41,24 @@ def _environment() -> dict[str, str]:
 
 
 @pytest.mark.parametrize("workers", [(), ("-n", "2")], ids=["one process", "workers"])
-def test_a_test_that_passes_alone_does_not_fail_the_run_and_is_named(tmp_path, workers):
-    code, output = run(tmp_path, {"test_once.py": ONCE, "test_passes.py": PASSES}, *workers)
-    assert code == 0, output
-    assert "UNSTEADY tests/test_once.py::test_once: unsteady/" in output and "1 passed" in output
-    [file] = (tmp_path / "unsteady").iterdir()
-    assert "the first time" in file.read_text()
-
-
-def test_a_test_that_fails_again_fails_the_run_beside_one_that_does_not(tmp_path):
-    code, output = run(tmp_path, {"test_once.py": ONCE, "test_always.py": ALWAYS})
-    assert code == 1 and "UNSTEADY tests/test_once.py" in output
-    assert (
-        "FAILED tests/test_always.py" in output and "1 failed" in output and "FAILED tests/test_once.py" not in output
-    )
-
-
-def test_a_fixture_that_fails_once_is_seen_like_a_test(tmp_path):
+def test_what_passes_alone_does_not_fail_the_run_and_is_named(tmp_path, workers):
     fixture = ONCE.replace("def test_once():", "import pytest\n@pytest.fixture\ndef value():")
-    code, output = run(tmp_path, {"test_once.py": fixture + "def test_uses_it(value):\n    pass\n"})
-    assert code == 0 and "UNSTEADY tests/test_once.py::test_uses_it" in output
+    uses = f"{fixture.replace('marker', 'other')}def test_uses_it(value):\n    pass\n"
+    code, output = run(tmp_path, {"test_once.py": ONCE, "test_uses.py": uses, "test_passes.py": PASSES}, *workers)
+    assert code == 0 and "1 passed" in output, output
+    for test in ("test_once.py::test_once", "test_uses.py::test_uses_it"):
+        assert f"UNSTEADY tests/{test}: unsteady/" in output
+    assert ["the first time" in file.read_text() for file in (tmp_path / "unsteady").iterdir()] == [True] * 2
 
 
-@pytest.mark.parametrize(("days", "code"), [(6, 0), (8, 1)])
-def test_a_test_that_has_long_been_known_gets_no_second_run(tmp_path, days, code):
-    day = (datetime.date.today() - datetime.timedelta(days=days)).isoformat()
-    assert run(tmp_path, {"test_once.py": ONCE}, known={"tests/test_once.py::test_once": day})[0] == code
+def test_what_fails_again_or_has_long_been_known_fails_the_run(tmp_path):
+    days = {name: datetime.date.today() - datetime.timedelta(days=ago) for name, ago in (("new", 6), ("old", 8))}
+    files = {f"test_{name}.py": ONCE.replace("marker", name) for name in ("once", *days)} | {"test_always.py": ALWAYS}
+    known = {f"tests/test_{name}.py::test_once": day.isoformat() for name, day in days.items()}
+    code, output = run(tmp_path, files, known=known)
+    assert code == 1 and "2 failed" in output
+    for word, tests in (("UNSTEADY", ["new", "once"]), ("FAILED", ["always", "old"])):
+        assert sorted(re.findall(rf"{word} tests/test_(\w+)", output)) == tests
 
 
 def test_many_failures_are_not_run_again(tmp_path):

@@ -50,7 +50,7 @@ SYNCHRONIZING = {
         "bincount",
         "histc",
         "repeat_interleave",
-    ),
+    )
 }
 """Operators that wait for the GPU, because the shape of their result depends on values."""
 MIXING = {

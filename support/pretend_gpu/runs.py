@@ -41,12 +41,7 @@ def shrunk(
     else:
         recipe = module.finetune_recipe(performance_mode=performance, peft_scheme=None if scheme == "full" else scheme)
     kept = have_te() if transformer_engine is None else transformer_engine
-    small = shrink(
-        recipe,
-        max_processes=PROCESSES,
-        steps=STEPS,
-        transformer_engine=kept,
-    )
+    small = shrink(recipe, max_processes=PROCESSES, steps=STEPS, transformer_engine=kept)
     small.recipe.trainer.strategy.ckpt_async_save = False
     return small
 

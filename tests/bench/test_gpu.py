@@ -121,12 +121,7 @@ def test_toys_are_told_apart_by_recipe_and_have_fp8_where_it_is_asked_for() -> N
 def run(commands: dict[str, str], *arguments: str, module: str = "bench.gpu") -> subprocess.CompletedProcess:
     environment = os.environ | commands | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     return subprocess.run(
-        ["python", "-m", module, *arguments],
-        cwd=ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=280,
+        ["python", "-m", module, *arguments], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=280
     )
 
 

@@ -20,19 +20,12 @@ from nemo2.mcore.settle.run_settings import RunSettings
 from nemo2.models.llama import LlamaConfig
 
 
-def a_run(
-    *,
-    ddp: Optional[DistributedDataParallelConfig] = None,
-    layout: Optional[Layout] = None,
-    world: int = 4,
-    machine: Optional[Machine] = None,
-    **model: Any,
-) -> Any:
+def a_run(*, layout: Optional[Layout] = None, world: int = 4, machine: Optional[Machine] = None, **model: Any) -> Any:
     """Trainer and module as far as the callback looks at them, with Megatron-Core's own configurations."""
     sizes = {"num_layers": 2, "hidden_size": 32, "num_attention_heads": 4, "ffn_hidden_size": 64}
     strategy = SimpleNamespace(
         layout=layout or Layout(),
-        ddp_config=ddp or DistributedDataParallelConfig(),
+        ddp_config=DistributedDataParallelConfig(),
         data_sampler=SimpleNamespace(seq_len=8192, micro_batch_size=1),
     )
     trainer = SimpleNamespace(strategy=strategy, world_size=world, is_global_zero=True)

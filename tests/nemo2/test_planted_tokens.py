@@ -101,8 +101,7 @@ def test_a_dry_run_shows_no_token(monkeypatch, capsys):
 
 
 @pytest.mark.parametrize(
-    "value",
-    [{"api_key": PLANTED}, {"uri": f"https://me:{PLANTED}@host"}, {"notes": "see hf_" + "x1" * 17}],
+    "value", [{"api_key": PLANTED}, {"uri": f"https://me:{PLANTED}@host"}, {"notes": "see hf_" + "x1" * 17}]
 )
 def test_a_recipe_that_holds_one_is_refused_wherever_it_stands(value):
     recipe = llama_tiny.pretrain_recipe()

@@ -147,10 +147,7 @@ def test_a_strategy_that_shards_trains_as_on_cpus(run, released, tmp_path, strat
 
 @pytest.mark.parametrize(
     ("kind", "offloading"),
-    [
-        (nemo2.FSDP2Strategy, {"offload_policy": Config(CPUOffloadPolicy)}),
-        (nemo2.FSDPStrategy, {"cpu_offload": True}),
-    ],
+    [(nemo2.FSDP2Strategy, {"offload_policy": Config(CPUOffloadPolicy)}), (nemo2.FSDPStrategy, {"cpu_offload": True})],
 )
 def test_shards_in_host_memory_change_no_number(run, tmp_path, kind, offloading):
     plain, offloaded = (

@@ -102,11 +102,7 @@ def test_comet_has_the_run_in_an_archive(tmp_path: Path, monkeypatch: pytest.Mon
     metrics = [one["payload"]["metric"] for one in said if one["type"] == "metric_msg"]
     assert {
         (one["step"], float(one["metricValue"])) for one in metrics if one["metricName"] == "reduced_train_loss"
-    } == {
-        (0, 10.0),
-        (1, 9.0),
-        (2, 8.0),
-    }
+    } == {(0, 10.0), (1, 9.0), (2, 8.0)}
     names = {
         Path((one["payload"].get("additional_params") or {}).get("fileName") or "").name
         for one in said

@@ -52,17 +52,8 @@ CALLED = {
         "moe_sort_chunks_by_index",
         "parallel_cross_entropy",
     ),
-    "transformer_engine.pytorch.module.base": (
-        "initialize_ub",
-        "destroy_ub",
-        "get_dummy_wgrad",
-        "get_workspace",
-    ),
-    "transformer_engine.pytorch.optimizers": (
-        "FusedAdam",
-        "FusedSGD",
-        "multi_tensor_applier",
-    ),
+    "transformer_engine.pytorch.module.base": ("initialize_ub", "destroy_ub", "get_dummy_wgrad", "get_workspace"),
+    "transformer_engine.pytorch.optimizers": ("FusedAdam", "FusedSGD", "multi_tensor_applier"),
     "transformer_engine.pytorch.fp8": (
         "FP8GlobalStateManager",
         "check_fp8_support",
@@ -94,20 +85,10 @@ CALLED = {
         "is_fp8_activation_recompute_enabled",
         "reduce_scatter_along_first_dim",
     ),
-    "transformer_engine.pytorch.attention": (
-        "DotProductAttention",
-        "apply_rotary_pos_emb",
-        "FusedRoPEFunc",
-    ),
-    "transformer_engine.pytorch.attention.rope": (
-        "apply_rotary_pos_emb",
-        "apply_fused_qkv_rotary_pos_emb",
-    ),
+    "transformer_engine.pytorch.attention": ("DotProductAttention", "apply_rotary_pos_emb", "FusedRoPEFunc"),
+    "transformer_engine.pytorch.attention.rope": ("apply_rotary_pos_emb", "apply_fused_qkv_rotary_pos_emb"),
     "transformer_engine.pytorch.tensor": ("QuantizedTensor",),
-    "transformer_engine.pytorch.float8_tensor": (
-        "Float8Tensor",
-        "Float8Tensor.make_like",
-    ),
+    "transformer_engine.pytorch.float8_tensor": ("Float8Tensor", "Float8Tensor.make_like"),
     "transformer_engine.pytorch.tensor.utils": (
         "cast_master_weights_to_fp8",
         "post_all_gather_processing",
@@ -123,11 +104,7 @@ CALLED = {
         "CustomRecipe",
         "Format",
     ),
-    "transformer_engine.pytorch.cpp_extensions": (
-        "cast_to_fp8",
-        "general_gemm",
-        "rmsnorm_fwd",
-    ),
+    "transformer_engine.pytorch.cpp_extensions": ("cast_to_fp8", "general_gemm", "rmsnorm_fwd"),
     "transformer_engine.pytorch.cpu_offload": ("get_cpu_offload_context",),
     "transformer_engine.pytorch.cross_entropy": ("parallel_cross_entropy",),
     "transformer_engine.pytorch.ep": (

@@ -90,10 +90,7 @@ class Version:
                 scattered.add(gemm)
             if entry.get("atomic_gemm") and mode is not Mode.FP8:
                 refuse(facts["atomic_in_16_bits"])
-        wgrads = {gemm.replace("dgrad", "wgrad") for gemm in scattered}
         for gemm, (_, _, bits) in facts["buffers"][mode.value].items():
-            if gemm in wgrads and gemm not in chosen:
-                pass  # the buffer is made all the same, and nobody asks for it
             self.buffers[gemm, mode] = SimpleNamespace(shape=shape, bits=bits, scattered=gemm in scattered)
 
     def destroy(self) -> None:

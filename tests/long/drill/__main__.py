@@ -385,10 +385,7 @@ def folder_removed(asynchronous: bool) -> Callable[[Path, dict[int, str]], str]:
 
         ended = run(faults_of_rank)
         require(ended.done, f"it ended with {ended.codes}: {ended.said[-800:]}")
-        require(
-            "metrics.jsonl was removed during the run" in ended.said,
-            f"it said nothing: {ended.said[-800:]}",
-        )
+        require("metrics.jsonl was removed during the run" in ended.said, f"it said nothing: {ended.said[-800:]}")
         left = command.curve(run)
         require(left == {step: reference[step] for step in range(4, STEPS)}, f"the curve has {sorted(left)}")
         require(max(command.checkpoints(run)) == STEPS, f"saved were {sorted(command.checkpoints(run))}")

@@ -37,24 +37,24 @@ def before(owner: Any, name: str, action: Callable[..., None], *, call: int = 1)
     setattr(owner, name, wrapped)
 
 
-def at_step(step: int, victim: int, action: Callable[[], None], where: str = "optimizer_step") -> Fault:
+def at_step(step: int, victim: int, action: Callable[[], None]) -> Fault:
     """Act on one rank inside a step (counted from 1 within this run): after the backward pass and before the update."""
 
     def fault() -> None:
         from nemo2.mcore.optim.megatron import MegatronOptimizer
 
         if rank() == victim:
-            before(MegatronOptimizer, "step" if where == "optimizer_step" else where, action, call=step)
+            before(MegatronOptimizer, "step", action, call=step)
 
     return fault
 
 
-def in_validation(victim: int, batch: int = 3) -> Fault:
+def in_validation(victim: int) -> Fault:
     def fault() -> None:
         from nemo2.training.strategy import MegatronStrategy
 
         if rank() == victim:
-            before(MegatronStrategy, "validation_step", die, call=batch)
+            before(MegatronStrategy, "validation_step", die, call=3)
 
     return fault
 
@@ -129,27 +129,19 @@ def writers(disturb: Callable[[int, int], None], victim: int, *, silence_seconds
     return fault
 
 
-def fails_after_a_save(victim: int, *, step: int = 5, seconds: float = 5.0) -> Fault:
-    """``victim`` raises in a step, ``seconds`` after the background save before it, which no rank has published."""
+def fails_after_a_save(victim: int) -> Fault:
+    """``victim`` raises in step 5, five seconds after the background save before it, which no rank has published."""
 
     def fault() -> None:
         from nemo2.checkpoint import background
 
         original = background.Saves.finish
         background.Saves.finish = lambda self, *, blocking: blocking and original(self, blocking=blocking)
-        at_step(step, victim, fail)()
+        at_step(5, victim, fail)()
 
     def fail() -> None:
-        time.sleep(seconds)
+        time.sleep(5.0)
         raise RuntimeError("the step failed")
-
-    return fault
-
-
-def both(*faults: Fault) -> Fault:
-    def fault() -> None:
-        for one in faults:
-            one()
 
     return fault
 

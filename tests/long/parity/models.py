@@ -24,12 +24,7 @@ _DENSE: dict[str, Any] = {
     # Wider than usual: with small weights attention is all but uniform, and its gradients are all but rounding.
     "init_method_std": 0.08,
 }
-_EXPERTS: dict[str, Any] = {
-    "hidden_size": 32,
-    "num_moe_experts": 8,
-    "moe_router_topk": 2,
-    "moe_aux_loss_coeff": 1e-2,
-}
+_EXPERTS: dict[str, Any] = {"hidden_size": 32, "num_moe_experts": 8, "moe_router_topk": 2, "moe_aux_loss_coeff": 1e-2}
 _LATENT: dict[str, Any] = {
     "multi_latent_attention": True,
     "num_query_groups": 8,
@@ -161,9 +156,7 @@ MODELS: dict[str, Model] = {
         family=DEEPSEEK, about="the same, predicting a second token", config=_DEEPSEEK | {"mtp_num_layers": 1}
     ),
     "deepseek, multi-token, mean over tokens": Model(
-        family=DEEPSEEK,
-        about="both",
-        config=_DEEPSEEK | {"mtp_num_layers": 1, "calculate_per_token_loss": True},
+        family=DEEPSEEK, about="both", config=_DEEPSEEK | {"mtp_num_layers": 1, "calculate_per_token_loss": True}
     ),
     "deepseek, multi-token, padded vocabulary": Model(
         family=DEEPSEEK, about="predicting a second token of 101", config=_DEEPSEEK | _PADDED | {"mtp_num_layers": 1}

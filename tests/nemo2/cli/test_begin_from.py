@@ -48,18 +48,7 @@ def test_three_commands_from_a_folder_to_a_folder_that_transformers_loads(
     sizes = ["trainer.max_steps=1", "data.global_batch_size=2", "data.seq_length=64", "trainer.limit_val_batches=0"]
     data = str(tmp_path / "chats.jsonl")
     nemo2(
-        "finetune",
-        "--from",
-        str(folder),
-        "--data",
-        data,
-        "--peft",
-        peft,
-        "--dir",
-        str(runs),
-        "--devices",
-        "1",
-        *sizes,
+        "finetune", "--from", str(folder), "--data", data, "--peft", peft, "--dir", str(runs), "--devices", "1", *sizes
     )
     nemo2("export", str(runs / folder.name), "--output", str(exported), *["--merge"] * (peft == "lora"))
     described = json.loads((exported / "config.json").read_text())

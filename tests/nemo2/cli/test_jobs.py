@@ -117,14 +117,7 @@ def test_an_unknown_name_is_told_with_the_nearest(job, command):
 
 @pytest.mark.parametrize(
     ("seconds", "said"),
-    [
-        (5, "5 s"),
-        (89, "89 s"),
-        (600, "10 min"),
-        (5400, "1 h 30 min"),
-        (12000, "3 h 20 min"),
-        (370800, "4 d 7 h"),
-    ],
+    [(5, "5 s"), (89, "89 s"), (600, "10 min"), (5400, "1 h 30 min"), (12000, "3 h 20 min"), (370800, "4 d 7 h")],
 )
 def test_spans_are_said_as_people_say_them(seconds, said):
     assert span(seconds) == said

@@ -36,10 +36,7 @@ ANOTHER_MEANING = {("cluster test", "nodes"), ("data preview", "overrides"), ("s
 HOMES = (launching, flags, evaluate, check)
 """The modules with the functions that verbs hand their `options` to."""
 _RUNS = "a run: `nemo2 runs` and its metrics.jsonl have its data"
-NO_DATA = {
-    **dict.fromkeys(("pretrain", "finetune", "distill"), _RUNS),
-    "serve": "the server takes the process's place",
-}
+NO_DATA = {**dict.fromkeys(("pretrain", "finetune", "distill"), _RUNS), "serve": "the server takes the process's place"}
 """Commands without --json, and why."""
 
 

@@ -157,12 +157,7 @@ def test_further_predictions_that_a_file_lacks_are_left_out_and_said(
 
 
 @pytest.mark.parametrize(
-    ("bytes_left", "match"),
-    [
-        (4, "not a safetensors file"),
-        (100, "not a safetensors file"),
-        (-1, "cut off"),
-    ],
+    ("bytes_left", "match"), [(4, "not a safetensors file"), (100, "not a safetensors file"), (-1, "cut off")]
 )
 def test_a_truncated_file(tmp_path: Path, bytes_left: int, match: str) -> None:
     source = write(tmp_path / "hf")

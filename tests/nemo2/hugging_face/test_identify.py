@@ -79,11 +79,7 @@ def test_a_nemo_model_is_rebuilt_from_plain_values_and_runs_no_name_of_the_file(
 def test_what_a_nemo_model_computes_is_read_though_it_is_no_plain_value(tmp_path, caplog):
     function = "  activation_func:\n    _target_: {}\n    _call_: false\n  window_size: [3, 0]\n  vocab_size: 64"
     for number, (name, wanted) in enumerate(
-        {
-            "torch._C._nn.gelu": "gelu",
-            "nemo.collections.llm.fn.quick_gelu": "quick_gelu",
-            "mine.own": "silu",
-        }.items()
+        {"torch._C._nn.gelu": "gelu", "nemo.collections.llm.fn.quick_gelu": "quick_gelu", "mine.own": "silu"}.items()
     ):
         text = MODEL_YAML.replace("  vocab_size: 64", function.format(name))
         config = load_nemo_model(nemo(tmp_path / str(number), text)).config

@@ -329,10 +329,7 @@ def test_a_setting_without_effect_is_told(capsys, executor, words):
         (slurm(gpus_per_node="8"), "gpus_per_node='8': takes a whole number"),
         (slurm(setup_lines=["a"]), "setup_lines=.*takes text"),
         (slurm(additional_parameters=["a"]), "additional_parameters=.*takes a dictionary"),
-        (
-            nemo_run.DockerExecutor(container_image="i", volumes="/a:/b"),
-            "DockerExecutor.volumes='/a:/b': takes a list",
-        ),
+        (nemo_run.DockerExecutor(container_image="i", volumes="/a:/b"), "DockerExecutor.volumes='/a:/b': takes a list"),
         (nemo_run.LocalExecutor(launcher="slurm_ray"), "LocalExecutor.launcher='slurm_ray': must be 'torchrun'"),
         (nemo_run.LocalExecutor(launcher="torchrn"), "launcher='torchrn'"),
         (nemo_run.LocalExecutor(launcher=SlurmTemplate(template_inline="x")), "LocalExecutor.launcher=SlurmTemplate"),

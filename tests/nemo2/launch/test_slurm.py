@@ -1120,10 +1120,7 @@ def probed(rank, **changes):
         ({"time": 400.0}, "clock of n1 is .300 s off"),
         ({"free_gb": 0.01}, "n1: 0.01 GB are free"),
         ({"sum": None, "error": "DistNetworkError: refused"}, "add up.*DistNetworkError"),
-        (
-            {"gpus": 0, "no_gpu": "The NVIDIA driver is too old"},
-            "n1: .*CUDA 13.0 sees 0 of 2 GPUs .*driver is too old",
-        ),
+        ({"gpus": 0, "no_gpu": "The NVIDIA driver is too old"}, "n1: .*CUDA 13.0 sees 0 of 2 GPUs .*driver is too old"),
         ({"gpus": 1}, "n1: .*sees 1 of 2 GPUs .*gpus_per_node"),
     ],
 )

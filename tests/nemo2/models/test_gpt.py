@@ -19,6 +19,7 @@ from nemo2.models.gpt import GPTConfig, GPTModel, get_vocab_size
 from nemo2.models.gpt_step import check_token_ids
 from nemo2.models.llama import LlamaConfig, LlamaModel
 from support import small_runs
+from support.ranks import each
 
 TINY: dict[str, Any] = {
     name: small_runs.MODEL[name] for name in small_runs.MODEL if name not in ("vocab_size", "num_query_groups")
@@ -212,16 +213,14 @@ def chunks_of_a_pipeline(virtual: int | None) -> list[tuple[int, bool, bool, lis
     return [(len(chunk.decoder.layers), chunk.pre_process, chunk.post_process, kept) for chunk in chunks]
 
 
-def test_pipeline_stages_hold_their_layers_and_fetch_what_they_need(run_on_ranks: Any) -> None:
-    first, last = run_on_ranks(chunks_of_a_pipeline, 2, None)
+def test_pipeline_stages_hold_their_layers_and_fetch_what_they_need_and_virtual_ones_an_end_each(
+    run_on_ranks: Any,
+) -> None:
+    (first, virtual_first), (last, virtual_last) = run_on_ranks(each, 2, chunks_of_a_pipeline, [(None,), (2,)])
     assert first == [(2, True, False, ["position_ids", "tokens"])]
     assert last == [(2, False, True, ["labels", "loss_mask"])]
-
-
-def test_virtual_stages_hold_one_end_of_the_model_each(run_on_ranks: Any) -> None:
-    first, last = run_on_ranks(chunks_of_a_pipeline, 2, 2)
-    assert [chunk[:3] for chunk in first] == [(1, True, False), (1, False, False)]
-    assert [chunk[:3] for chunk in last] == [(1, False, False), (1, False, True)]
+    assert [chunk[:3] for chunk in virtual_first] == [(1, True, False), (1, False, False)]
+    assert [chunk[:3] for chunk in virtual_last] == [(1, False, False), (1, False, True)]
 
 
 def share_of_a_sequence() -> tuple[torch.Tensor, str]:

@@ -46,8 +46,7 @@ def test_single_words_of_a_message_are_told_and_longer_texts_refused(tokenizer: 
 
 
 @pytest.mark.parametrize(
-    "beside",
-    [{"system": ["be nice"]}, {"images": ["a.png"]}, {"tools": [{"name": "a"}], "functions": [{"name": "b"}]}],
+    "beside", [{"system": ["be nice"]}, {"images": ["a.png"]}, {"tools": [{"name": "a"}], "functions": [{"name": "b"}]}]
 )
 def test_contents_that_cannot_be_shown_are_malformed(tokenizer: Any, beside: dict[str, Any]) -> None:
     assert report_of(tokenizer, [say(*TURNS, **beside)]).count("malformed") == 1

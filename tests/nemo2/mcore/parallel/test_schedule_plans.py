@@ -47,8 +47,7 @@ def with_and_without(strategy: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize(
-    "world, strategy",
-    [pytest.param(2, EP2, id="ep 2"), pytest.param(4, PIPELINE, id="ep 2, pp 2, vp 2")],
+    "world, strategy", [pytest.param(2, EP2, id="ep 2"), pytest.param(4, PIPELINE, id="ep 2, pp 2, vp 2")]
 )
 def test_an_overlapped_exchange_trains_the_same(run_on_ranks, world: int, strategy: dict[str, Any]):
     plain, overlapped, delayed = run_on_ranks(with_and_without, world, strategy)[0]

@@ -97,12 +97,7 @@ def two_ranks(directory: str, resumed: list[tuple[str, str]], layers: list[int])
 
 ON_ONE_STAGE = (0, 3)
 """Layers of the first and of the second of two stages."""
-RESUMED = [
-    ("LoRA", "tp2 sp"),
-    ("CanonicalDoRA", "tp2 sp"),
-    ("LoRA", "pp2"),
-    ("DoRA", "fsdp2"),
-]
+RESUMED = [("LoRA", "tp2 sp"), ("CanonicalDoRA", "tp2 sp"), ("LoRA", "pp2"), ("DoRA", "fsdp2")]
 OF_EXPERTS = ("ep2", "etp2")
 
 

@@ -21,17 +21,10 @@ SPLITS = {
     ),
     "embedding and loss count as layers": (
         Layout(pp=2, vp=2),
-        {
-            "num_layers": 6,
-            "account_for_embedding_in_pipeline_split": True,
-            "account_for_loss_in_pipeline_split": True,
-        },
+        {"num_layers": 6, "account_for_embedding_in_pipeline_split": True, "account_for_loss_in_pipeline_split": True},
     ),
     "written out": (Layout(pp=2), {"num_layers": 5, "pipeline_model_parallel_layout": "Ett|tttL"}),
-    "written out, interleaved": (
-        Layout(pp=2, vp=2),
-        {"num_layers": 5, "pipeline_model_parallel_layout": "Et|tt|t|tL"},
-    ),
+    "written out, interleaved": (Layout(pp=2, vp=2), {"num_layers": 5, "pipeline_model_parallel_layout": "Et|tt|t|tL"}),
 }
 
 

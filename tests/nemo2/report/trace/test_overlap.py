@@ -74,12 +74,7 @@ def run(**options: Any) -> dict[str, Any]:
     )
     record = small_runs.fit(model, max_steps=STEPS, callbacks=[watch], **options)
     small_runs.release()
-    return {
-        "losses": record["losses"],
-        "passes": watch.passes,
-        "found": watch.found,
-        "sizes": watch.sizes,
-    }
+    return {"losses": record["losses"], "passes": watch.passes, "found": watch.found, "sizes": watch.sizes}
 
 
 def run_all() -> dict[str, dict[str, Any]]:

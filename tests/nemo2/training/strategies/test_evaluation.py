@@ -81,10 +81,7 @@ def evaluated() -> dict[str, Any]:
         torch.manual_seed(0)
         model = small_runs.build_llama()
         trainer = nl.Trainer(
-            devices=2,
-            strategy=nl.MegatronStrategy(),
-            plugins=nl.MegatronMixedPrecision("32"),
-            limit_val_batches=1.0,
+            devices=2, strategy=nl.MegatronStrategy(), plugins=nl.MegatronMixedPrecision("32"), limit_val_batches=1.0
         )
         model = kind(model.config, optim=model.optim)
         with contextlib.redirect_stdout(io.StringIO()) as said:

@@ -95,13 +95,7 @@ class Chunks(pl.Callback):
 
 def chunks_in_order(**options: Any) -> tuple[list[int], list[float]]:
     chunks = Chunks()
-    run = fit(
-        4,
-        callbacks=[chunks],
-        pipeline_model_parallel_size=2,
-        virtual_pipeline_model_parallel_size=2,
-        **options,
-    )
+    run = fit(4, callbacks=[chunks], pipeline_model_parallel_size=2, virtual_pipeline_model_parallel_size=2, **options)
     return chunks.order, run["losses"]
 
 
@@ -328,11 +322,9 @@ def test_what_is_of_nccl_is_set_aside_on_cpus_and_said(run_on_ranks: Any) -> Non
 def test_on_gpus_megatron_core_is_given_what_was_asked_for() -> None:
     from nemo2.base.backend.cuda import CudaBackend
 
-    given = nl.MegatronStrategy(
-        **OF_NCCL,
-        use_gloo_process_groups=False,
-        use_tp_pp_dp_mapping=True,
-    )._options_of_groups(CudaBackend())
+    given = nl.MegatronStrategy(**OF_NCCL, use_gloo_process_groups=False, use_tp_pp_dp_mapping=True)._options_of_groups(
+        CudaBackend()
+    )
     assert given["use_sharp"] and given["pipeline_model_parallel_comm_backend"] == "nccl"
     assert given["nccl_communicator_config_path"] == str(Path.home() / "nccl.yaml")
     assert given["create_gloo_process_groups"] is False and given["order"] == "tp-cp-ep-pp-dp"
