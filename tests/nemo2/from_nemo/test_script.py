@@ -289,6 +289,11 @@ def test_an_unknown_name_has_the_reason_of_its_module(module, reason):
     assert (line, told) == (1, f"no_such_name: {REASONS_OF_MODULES[reason]}")
 
 
+def test_a_recipe_of_nemos_first_release_leads_to_its_name_of_today():
+    [(line, told)] = translated("from nemo.collections import llm\nllm.nemotron4_22b.pretrain_recipe()\n").left
+    assert line == 2 and told.endswith("use nemo2.recipes.nemotron3_22b")
+
+
 def test_what_is_called_gone_is_gone():
     # So that the table is changed when they come.
     for name in nemo_names.GONE:
