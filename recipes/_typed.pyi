@@ -133,6 +133,12 @@ class _GPTModelFields(typing.Generic[_ModelConfig]):
     model_transform: collections.abc.Callable[..., torch.nn.modules.module.Module] | None
     """Default: `None`."""
 
+class _SSMConfigFields:
+    bias_dropout_add_fusion: bool
+    """The same as `bias_dropout_fusion`."""
+    mamba_ssm_ngroups: int
+    """The same as `mamba_num_groups`."""
+
 class _DeepSeekConfigFields:
     bias_dropout_add_fusion: bool
     """The same as `bias_dropout_fusion`."""
@@ -180,31 +186,31 @@ class Baichuan2Model(
     _GPTModelFields[_ModelConfig], _Closed, nemo2.config.Config[nemo2.models.baichuan.Baichuan2Model]
 ): ...
 class BaseMambaConfig130M(
-    _GPTConfigFields,
+    _SSMConfigFields,
     _Closed,
     nemo2.models.ssm.BaseMambaConfig130M,
     nemo2.config.Config[nemo2.models.ssm.BaseMambaConfig130M],
 ): ...
 class BaseMambaConfig1_3B(
-    _GPTConfigFields,
+    _SSMConfigFields,
     _Closed,
     nemo2.models.ssm.BaseMambaConfig1_3B,
     nemo2.config.Config[nemo2.models.ssm.BaseMambaConfig1_3B],
 ): ...
 class BaseMambaConfig2_7B(
-    _GPTConfigFields,
+    _SSMConfigFields,
     _Closed,
     nemo2.models.ssm.BaseMambaConfig2_7B,
     nemo2.config.Config[nemo2.models.ssm.BaseMambaConfig2_7B],
 ): ...
 class BaseMambaConfig370M(
-    _GPTConfigFields,
+    _SSMConfigFields,
     _Closed,
     nemo2.models.ssm.BaseMambaConfig370M,
     nemo2.config.Config[nemo2.models.ssm.BaseMambaConfig370M],
 ): ...
 class BaseMambaConfig780M(
-    _GPTConfigFields,
+    _SSMConfigFields,
     _Closed,
     nemo2.models.ssm.BaseMambaConfig780M,
     nemo2.config.Config[nemo2.models.ssm.BaseMambaConfig780M],
@@ -920,13 +926,13 @@ class MoonlightConfig16B_A3B(
     nemo2.config.Config[nemo2.models.deepseek.MoonlightConfig16B_A3B],
 ): ...
 class NVIDIAMambaConfig8B(
-    _GPTConfigFields,
+    _SSMConfigFields,
     _Closed,
     nemo2.models.ssm.NVIDIAMambaConfig8B,
     nemo2.config.Config[nemo2.models.ssm.NVIDIAMambaConfig8B],
 ): ...
 class NVIDIAMambaHybridConfig8B(
-    _GPTConfigFields,
+    _SSMConfigFields,
     _Closed,
     nemo2.models.ssm.NVIDIAMambaHybridConfig8B,
     nemo2.config.Config[nemo2.models.ssm.NVIDIAMambaHybridConfig8B],
@@ -982,7 +988,7 @@ class Nemotron3Config8B(
     nemo2.config.Config[nemo2.models.nemotron.Nemotron3Config8B],
 ): ...
 class Nemotron3Nano30B_A3B(
-    _GPTConfigFields,
+    _SSMConfigFields,
     _Closed,
     nemo2.models.ssm.Nemotron3Nano30B_A3B,
     nemo2.config.Config[nemo2.models.ssm.Nemotron3Nano30B_A3B],
@@ -1000,25 +1006,25 @@ class Nemotron4Config340B(
     nemo2.config.Config[nemo2.models.nemotron.Nemotron4Config340B],
 ): ...
 class NemotronHConfig47B(
-    _GPTConfigFields,
+    _SSMConfigFields,
     _Closed,
     nemo2.models.ssm.NemotronHConfig47B,
     nemo2.config.Config[nemo2.models.ssm.NemotronHConfig47B],
 ): ...
 class NemotronHConfig4B(
-    _GPTConfigFields,
+    _SSMConfigFields,
     _Closed,
     nemo2.models.ssm.NemotronHConfig4B,
     nemo2.config.Config[nemo2.models.ssm.NemotronHConfig4B],
 ): ...
 class NemotronHConfig56B(
-    _GPTConfigFields,
+    _SSMConfigFields,
     _Closed,
     nemo2.models.ssm.NemotronHConfig56B,
     nemo2.config.Config[nemo2.models.ssm.NemotronHConfig56B],
 ): ...
 class NemotronHConfig8B(
-    _GPTConfigFields,
+    _SSMConfigFields,
     _Closed,
     nemo2.models.ssm.NemotronHConfig8B,
     nemo2.config.Config[nemo2.models.ssm.NemotronHConfig8B],
@@ -1027,13 +1033,13 @@ class NemotronModel(
     _GPTModelFields[_ModelConfig], _Closed, nemo2.config.Config[nemo2.models.nemotron.NemotronModel]
 ): ...
 class NemotronNano12Bv2(
-    _GPTConfigFields,
+    _SSMConfigFields,
     _Closed,
     nemo2.models.ssm.NemotronNano12Bv2,
     nemo2.config.Config[nemo2.models.ssm.NemotronNano12Bv2],
 ): ...
 class NemotronNano9Bv2(
-    _GPTConfigFields, _Closed, nemo2.models.ssm.NemotronNano9Bv2, nemo2.config.Config[nemo2.models.ssm.NemotronNano9Bv2]
+    _SSMConfigFields, _Closed, nemo2.models.ssm.NemotronNano9Bv2, nemo2.config.Config[nemo2.models.ssm.NemotronNano9Bv2]
 ): ...
 class OLMo2Config13B(
     _GPTConfigFields, _Closed, nemo2.models.olmo2.OLMo2Config13B, nemo2.config.Config[nemo2.models.olmo2.OLMo2Config13B]

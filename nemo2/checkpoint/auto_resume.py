@@ -16,9 +16,13 @@ from nemo2.checkpoint.directory import CONTEXT_PATH, Manifest, finished, read_ma
 from nemo2.checkpoint.leftovers import publish_written
 from nemo2.checkpoint.lineage import belongs, own, run_of
 from nemo2.checkpoint.paths import HUGGING_FACE, checkpoint_at, checkpoint_folders
+from nemo2.config.aliases import register_gone
 from nemo2.config.capture import configurable
 
 _log = logging.getLogger(__name__)
+_ADAPTER = "a checkpoint of adapters names its base weights: set {} to the checkpoint alone."
+register_gone("nemo2.checkpoint.auto_resume:RestoreConfig", adapter_path=_ADAPTER.format("path"))
+register_gone("nemo2.checkpoint.auto_resume:AutoResume", adapter_path=_ADAPTER.format("resume_from_path"))
 
 
 @configurable

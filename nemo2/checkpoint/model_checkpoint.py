@@ -94,7 +94,7 @@ class ModelCheckpoint(Checkpoint):
     """The name of a checkpoint, with ``{model_name}``, ``{step}``, ``{consumed_samples}``, ``{epoch}`` and logged metrics,
     each with an optional format specification. As in Lightning, ``name=`` precedes each value except ``model_name``. It needs
     ``{step}`` or ``{consumed_samples}``: a checkpoint replaces another of the same name. ``{epoch}`` will do where only
-    ``every_n_epochs`` is set."""
+    ``every_n_epochs`` is set. None: `default_filename`."""
     auto_insert_metric_name: bool = True
     """Insert ``name=`` before each value of ``filename``."""
     enable_version_counter: bool = False
@@ -121,7 +121,7 @@ class ModelCheckpoint(Checkpoint):
             )
         self.every_n_train_steps = self.every_n_train_steps or None
         self.dirpath = str(Path(self.dirpath).expanduser()) if self.dirpath else None
-        self.filename = self.filename or "{model_name}--{val_loss:.2f}-{step}-{consumed_samples}"
+        self.filename = self.filename or default_filename(self.monitor)
         self.model_name: Optional[str] = None
         """The value of ``{model_name}``: the run's name, which the logger sets. None: the module's class name."""
         self._check_filename(self.filename)
@@ -447,6 +447,12 @@ class ModelCheckpoint(Checkpoint):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.best_model_path = state_dict.get("best_model_path", "")
         self.best_model_score = state_dict.get("best_model_score")
+
+
+def default_filename(monitor: Optional[str], model_name: str = "{model_name}") -> str:
+    """The ``filename`` of checkpoints for which none is set. It contains the monitored metric."""
+    metric = f"--{{{monitor}:.4f}}" if monitor else "-"
+    return f"{model_name}{metric}-{{step}}-{{consumed_samples}}"
 
 
 def _is_same(value: Any, earlier: Any) -> bool:

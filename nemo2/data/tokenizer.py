@@ -24,6 +24,7 @@ from typing import Any, Optional, Union
 from nemo2.base.backend.extras import install
 from nemo2.base.counts import require_counts
 from nemo2.base.errors import ConfigError, DataError
+from nemo2.config.aliases import register_gone
 from nemo2.config.capture import configurable
 from nemo2.config.notices import warn_once, warn_without_effect
 
@@ -335,6 +336,19 @@ class GPT2BPETokenizer(BPETokenizer):
 
     def __repr__(self) -> str:
         return f"GPT2BPETokenizer({self.vocab_file!r}, {self.merges_file!r})"
+
+
+_IN_FILES = (
+    "the tokenizer's files have the other special tokens: add them with transformers (add_special_tokens, save_pretrained), and "
+    "set pretrained_model_name to that folder."
+)
+_BESIDE = "the files are those in the folder pretrained_model_name; GPT2BPETokenizer takes a vocabulary and merges."
+register_gone(
+    "nemo2.data.tokenizer:AutoTokenizer",
+    **dict.fromkeys(("unk_token", "sep_token", "cls_token", "mask_token", "additional_special_tokens"), _IN_FILES),
+    **dict.fromkeys(("vocab_file", "merges_file"), _BESIDE),
+    include_special_tokens="texts become ids without special tokens; data.dataset_kwargs adds them (add_bos, add_eos).",
+)
 
 
 @configurable

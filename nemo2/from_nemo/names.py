@@ -101,6 +101,8 @@ PACKAGES = {
 
 RENAMED = {
     "MegatronOptim": "nemo2:MegatronOptimizerModule",
+    "Nemotron4Config22B": "nemo2.llm:Nemotron3Config22B",
+    **{f"nemotron4_22b{length}": f"nemo2.recipes:nemotron3_22b{length}" for length in ("", "_16k", "_64k")},
     "TokenizerSpec": "nemo2.data:Tokenizer",
     "OptimizerConfig": "megatron.core.optimizer:OptimizerConfig",
     "DistributedDataParallelConfig": "megatron.core.distributed:DistributedDataParallelConfig",
@@ -122,9 +124,13 @@ _REASONS = {
         evaluation EvaluationConfig EvaluationTarget ApiEndpoint ConfigParams AdapterConfig
         TensorRTLLM
     """,
-    "nemo2 doesn't expose ModelOpt's classes": """
-        DistillationGPTModel LogitsKLLoss MSELoss
-        HiddenStateCosineLoss prune_language_model save_pruned_model Quantizer apply_speculative_decoding
+    "nemo2 doesn't expose ModelOpt's classes": "apply_speculative_decoding",
+    "nemo2 doesn't expose ModelOpt's classes: use llm.distill": """
+        DistillationGPTModel LogitsKLLoss MSELoss HiddenStateCosineLoss
+    """,
+    "nemo2 doesn't expose ModelOpt's classes: use llm.prune": "prune_language_model save_pruned_model",
+    "nemo2 doesn't expose ModelOpt's classes: use llm.ptq": """
+        Quantizer get_calib_data_iter load_with_modelopt_layer_spec
     """,
     "use `nemo2 plan NAME`, which searches layouts and batch sizes": "AutoConfigurator generate_configs get_results",
     "not a decoder-only text model: nemo2 leaves out BERT, T5, Hyena, embedding and re-ranker models": """

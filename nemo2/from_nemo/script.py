@@ -269,11 +269,10 @@ def _unknown_attributes(tree: ast.AST, names: _Names, *, without: list[ast.AST])
         is_module = home == "nemo_run" or isinstance(module, ModuleType)
         if is_module and not hasattr(module, node.attr) and not _has(home, node.attr):
             counterpart = find(node.attr)
-            advice = (
-                f"import it from {counterpart.home}"
-                if counterpart.status in ("works", "renamed")
-                else counterpart.reason
-            )
+            advice = {
+                "works": f"import it from {counterpart.home}",
+                "renamed": f"use {counterpart.home}.{counterpart.name}",
+            }.get(counterpart.status, counterpart.reason)
             yield node.lineno, f"{ast.unparse(node)}: {home} has no {node.attr}; {advice}"
 
 

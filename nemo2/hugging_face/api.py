@@ -21,11 +21,13 @@ from nemo2.base.errors import CheckpointError, ConfigError
 from nemo2.base.names import did_you_mean
 from nemo2.checkpoint.directory import read_manifest
 from nemo2.checkpoint.paths import HUGGING_FACE, folder_of
+from nemo2.config.aliases import register_gone
 from nemo2.config.capture import check_arguments
 from nemo2.config.notices import only_defaults
 from nemo2.data.home import models_home
 from nemo2.hugging_face.adapter_import import import_adapter
 from nemo2.hugging_face.adapter_rows import ADAPTER_CONFIG
+from nemo2.hugging_face.adapters import export_adapter
 from nemo2.hugging_face.checkpoint import Checkpoint, name_of_weights
 from nemo2.hugging_face.exporting import export_weights
 from nemo2.hugging_face.importing import write_checkpoint
@@ -33,8 +35,11 @@ from nemo2.hugging_face.output_folders import check_target
 from nemo2.hugging_face.tokenizers import put_tokenizer
 
 _log = logging.getLogger(__name__)
-TARGETS = ("hf",)
-"""The formats that a checkpoint can be exported to."""
+TARGETS = ("hf", "hf-peft")
+"""The formats that a checkpoint can be exported to: a model, or its adapters alone."""
+register_gone(
+    "nemo2.hugging_face.api:export_ckpt", modelopt_export_kwargs="llm.ptq writes quantized models. Leave it out."
+)
 
 
 @check_arguments
@@ -122,7 +127,7 @@ def export_ckpt(
     Args:
         path: A nemo2 checkpoint of any layout and strategy, a run's directory for its newest checkpoint, or a
             checkpoint of NeMo 2.0 or Megatron-LM. ``nemo://name`` is the imported model of that name.
-        target: "hf".
+        target: "hf", or "hf-peft" for the adapters of a fine-tuning run alone (`nemo2.hugging_face.adapters`).
         output_path: The folder. None: ``<path>/<target>``.
         overwrite: Replace an existing folder.
         load_connector: NeMo's argument: makes the exporter. None: `load_connector_from_trainer_ckpt`.
@@ -136,7 +141,7 @@ def export_ckpt(
 
     Raises:
         CheckpointError: see `export_weights`.
-        ConfigError: see `export_weights`; or an unknown target.
+        ConfigError: see `export_weights`; an unknown target; or ``model`` beside "hf-peft".
         SecurityError: see `export_weights`.
     """
     if load_connector is not None:
@@ -169,11 +174,13 @@ class Connector:
         show_progress: Optional[bool] = None,
     ) -> Path:
         """Export to ``output_path`` and return it. The arguments and errors are those of `export_ckpt`."""
+        folder = self.local_path if output_path is None else output_path
+        if self.target == "hf-peft":
+            only_defaults("an adapter's checkpoint describes its model.", model=(model, None))
+            return export_adapter(self.path, folder, dtype=dtype, overwrite=overwrite)
         config = getattr(model, "config", model)
         options: dict[str, Any] = {"dtype": dtype, "overwrite": overwrite, "show_progress": show_progress}
-        target = check_target(
-            self.local_path if output_path is None else output_path, overwrite=overwrite, reads=[self.path]
-        )
+        target = check_target(folder, overwrite=overwrite, reads=[self.path])
         tokenizer: Any = None
         checkpoint = _to_export(self.path)
         if not checkpoint.is_nemo2:
@@ -193,7 +200,7 @@ def load_connector_from_trainer_ckpt(path: Union[str, Path], target: str = "hf")
 
     Args:
         path: The checkpoint, or a run's directory.
-        target: The form of the export: "hf", Hugging Face's.
+        target: The form of the export, as in `export_ckpt`.
 
     Raises:
         ConfigError: an unknown target.

@@ -13,6 +13,7 @@ from nemo2.base.counts import require_counts
 from nemo2.base.errors import ConfigError, DataError
 from nemo2.base.files import output_folder, refuse_existing, text_of
 from nemo2.checkpoint.directory import take_place
+from nemo2.config.aliases import register_gone
 from nemo2.config.capture import configurable
 from nemo2.config.notices import only_defaults
 from nemo2.config.value_types import refuse_misfits
@@ -28,6 +29,23 @@ _CONFIGS = {
     "nvfp4": "NVFP4_DEFAULT_CFG",
 }
 """ModelOpt's settings by NeMo 2.0's names of algorithms (modelopt.torch.quantization)."""
+
+
+register_gone(
+    "nemo2.llm.quantization:QuantizationConfig",
+    **dict.fromkeys(
+        ("awq_block_size", "sq_alpha", "enable_kv_cache", "kv_cache_qformat"),
+        "ModelOpt's default for the algorithm applies. Leave it out.",
+    ),
+)
+register_gone(
+    "nemo2.llm.quantization:ExportConfig",
+    **dict.fromkeys(
+        ("decoder_type", "inference_tp", "inference_pp"),
+        "the server that loads the folder decides it: Hugging Face's format has no layout. Leave it out.",
+    ),
+    generate_sample="run `nemo2 generate` on the model before, or the server on the folder. Leave it out.",
+)
 
 
 @configurable

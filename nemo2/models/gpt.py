@@ -345,11 +345,16 @@ _MASTER_WEIGHTS = (
     "the precision keeps parameters in 16 bits and the optimizer's in fp32: set trainer.plugins=bf16_mixed(), or "
     "precision='bf16-mixed' of nl.MegatronMixedPrecision."
 )
-register_gone("nemo2.models.gpt:GPTModel", megatron_amp_O2=_MASTER_WEIGHTS)
+register_gone(
+    "nemo2.models.gpt:GPTModel",
+    megatron_amp_O2=_MASTER_WEIGHTS,
+    model_context_managers="they patch Megatron-Core while NeMo builds the model; model_transform changes the built model.",
+)
 register_gone(
     "nemo2.models.gpt:GPTConfig",
     megatron_amp_O2=_MASTER_WEIGHTS,
     async_tensor_model_parallel_allreduce="Megatron-Core always overlaps this reduction. Leave it out.",
+    generation_config="an export writes the release's own generation_config.json. Leave it out.",
     overlap_param_gather_with_optimizer_step="it is the optimizer's: optim.config.overlap_param_gather_with_optimizer_step.",
 )
 

@@ -38,6 +38,7 @@ register_gone(
     tokenizer_model_path=_TOKENIZER,
     vocab_file=_TOKENIZER,
     mapping_type="NeMo 2.0's converter of weights reads it; nemo2 import reads the layers from hybrid_override_pattern.",
+    fp32_residual_connections="NeMo 2.0 takes it and does nothing with it. Leave it out.",
     get_attention_mask_from_fusion="NeMo 2.0 takes it and does nothing with it; hybrids are always causal. Leave it out.",
     pre_process="the pipeline stage decides; give it to configure_model(pre_process=...).",
     post_process="the pipeline stage decides; give it to configure_model(post_process=...).",
@@ -57,7 +58,7 @@ def default_stack_spec(config: "SSMConfig") -> ModuleSpec:
     return torch_stack_spec(config)
 
 
-@configurable
+@configurable(mamba_ssm_ngroups="mamba_num_groups")
 @dataclass
 class SSMConfig(GPTConfig):
     """A stack of Mamba 2 mixers, feed-forward blocks and attention.

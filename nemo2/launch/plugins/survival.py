@@ -57,10 +57,10 @@ class PreemptionPlugin(nemo_run.Plugin):
 class FaultTolerancePlugin(nemo_run.Plugin):
     """Restart the ranks within the job when a rank dies or the run hangs.
 
-    torchrun restarts the ranks, and `HangWatchdog` ends ranks that hang. If NVIDIA's nvidia-resiliency-ext is
-    installed, its launcher replaces torchrun: a process beside each rank monitors the heartbeats of
-    `FaultToleranceCallback`, and checks GPUs and network cards before a restart. An error in the settings or the data
-    is not retried.
+    torchrun, which an executor without a launcher gets, restarts the ranks, and `HangWatchdog` ends ranks that hang. If
+    NVIDIA's nvidia-resiliency-ext is installed, its launcher replaces torchrun: a process beside each rank monitors the
+    heartbeats of `FaultToleranceCallback`, and checks GPUs and network cards before a restart. An error in the settings or
+    the data is not retried.
 
     Args:
         num_in_job_restarts: The number of restarts within one job. 0: none.
@@ -90,8 +90,10 @@ class FaultTolerancePlugin(nemo_run.Plugin):
         """Choose the launcher, limit the restarts, and add the watchdogs.
 
         Raises:
-            ConfigError: the executor uses nsys, or it doesn't use torchrun.
+            ConfigError: the executor uses nsys, or another launcher than torchrun.
         """
+        if executor.launcher is None:
+            executor.launcher = "torchrun"
         launcher = executor.get_launcher()
         if launcher.nsys_profile:
             raise ConfigError(

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from nemo2.base.errors import ConfigError
 from nemo2.base.names import did_you_mean
+from nemo2.config.aliases import register_gone
 from nemo2.config.capture import configurable
 from nemo2.config.domains import Choice, Domain, refuse_out_of_range
 from nemo2.config.value_types import refuse_misfits
@@ -36,6 +37,15 @@ _DOMAINS = {
     "dropout_position": Choice(("pre", "post"), "before A, or after the adapter"),
     **dict.fromkeys(("lora_A_init_method", "lora_B_init_method"), Choice(INIT_METHODS, "the factor's initial values")),
 }
+
+
+_SAME_RESULTS = "it changes NeMo's communication or memory, not the results. Leave it out."
+register_gone(
+    "nemo2.models.peft.lora:LoRA",
+    a2a_experimental=_SAME_RESULTS,
+    dropout_recompute=_SAME_RESULTS,
+    canonical_mapping="target_modules decides it. Leave it out.",
+)
 
 
 @configurable

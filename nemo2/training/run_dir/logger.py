@@ -15,6 +15,7 @@ from lightning.pytorch.loggers import Logger, TensorBoardLogger
 
 from nemo2.base.errors import ConfigError
 from nemo2.checkpoint.leftovers import publish_written
+from nemo2.checkpoint.model_checkpoint import default_filename
 from nemo2.config.capture import configurable
 from nemo2.training.run_dir.callback import RunDirectoryCallback
 from nemo2.training.run_dir.directory import (
@@ -197,9 +198,7 @@ class NeMoLogger:
             if getattr(callback, "dirpath", "") is None:
                 callback.dirpath = str(directory.checkpoints)
             if getattr(callback, "filename", "") is None:
-                monitor = getattr(callback, "monitor", None)
-                monitored = f"--{{{monitor}:.4f}}" if monitor else "-"
-                callback.filename = f"{directory.name or 'model'}{monitored}-{{step}}-{{consumed_samples}}"
+                callback.filename = default_filename(getattr(callback, "monitor", None), directory.name or "model")
 
 
 def move_logger(item: Logger, directory: RunDirectory) -> None:

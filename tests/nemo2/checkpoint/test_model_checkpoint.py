@@ -259,8 +259,8 @@ def test_the_context_is_saved_always_or_with_the_last_checkpoint_of_training(
 @pytest.mark.parametrize(
     ("filename", "values", "name"),
     [
-        (None, {"val_loss": 2.534, "step": 20, "consumed_samples": 160}, "llama--val_loss=2.53-step=20-consumed_samples=160"),
-        (None, {"step": 20, "consumed_samples": 160}, "llama--step=20-consumed_samples=160"),
+        (None, {"accuracy": 0.25, "step": 20, "consumed_samples": 160}, "llama--accuracy=0.2500-step=20-consumed_samples=160"),
+        (None, {"val_loss": 2.5, "step": 20, "consumed_samples": 160}, "llama--step=20-consumed_samples=160"),
         ("{epoch:02d}-{step}", {"epoch": 3, "step": 20}, "epoch=03-step=20"),
         ("{model_name}-{accuracy:.1f}-{step}", {"accuracy": 0.25, "step": 1}, "llama-accuracy=0.2-step=1"),
         ("{a/b}{step}", {"step": 1}, "step=1"),
@@ -269,7 +269,7 @@ def test_the_context_is_saved_always_or_with_the_last_checkpoint_of_training(
     ],
 )  # fmt: skip
 def test_names_carry_what_they_are_asked_to(filename, values, name):
-    callback = ModelCheckpoint(filename=filename)
+    callback = ModelCheckpoint(filename=filename, monitor="accuracy")
     callback.model_name = "llama"
     assert callback.format_checkpoint_name(values) == name
 

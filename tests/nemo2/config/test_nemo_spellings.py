@@ -47,6 +47,11 @@ def test_bias_dropout_add_fusion_is_an_alias_on_every_model(config: Any) -> None
     assert node.bias_dropout_fusion is False
 
 
+def test_the_groups_of_mamba_have_nemos_earlier_name() -> None:
+    node: Any = Config(llm.SSMConfig, mamba_ssm_ngroups=2)
+    assert node.mamba_num_groups == 2
+
+
 def test_unknown_names_are_named_with_what_replaces_them() -> None:
     with pytest.raises(TypeError, match="distributed_fused_adam has no parameter 'no_such'"):
         distributed_fused_adam(no_such=1)  # pyright: ignore[reportCallIssue]

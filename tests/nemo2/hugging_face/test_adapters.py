@@ -63,7 +63,7 @@ def compared(directory: str, name: str) -> dict[str, Any]:
     import peft
     import transformers
 
-    from nemo2.hugging_face.adapters import export_adapter
+    from nemo2 import llm
     from nemo2.models import peft as methods
 
     small_runs.quiet()
@@ -71,7 +71,7 @@ def compared(directory: str, name: str) -> dict[str, Any]:
     folder, place = released(directory, family), f"{directory}/{name}"
     method = getattr(methods, kind)(target_modules=targets, dim=4, alpha=8, lora_B_init_method="normal")
     ours = train(folder, place, method, **CHANGES.get(name, {}))
-    adapter = export_adapter(f"{place}/step=2", f"{place}/hf")
+    adapter = llm.export_ckpt(f"{place}/step=2", "hf-peft")
     base = transformers.AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager")
     theirs: Any = peft.PeftModel.from_pretrained(base, str(adapter), is_trainable=True)
     expected = logits_of(theirs.eval())

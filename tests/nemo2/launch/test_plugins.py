@@ -12,6 +12,7 @@ import nemo_run
 import pytest
 from fiddle._src.experimental import dataclasses as fdl_dc
 from lightning.pytorch.callbacks import Timer
+from nemo_run.core.execution.launcher import Launcher
 from nemo_run.core.serialization.zlib_json import ZlibJSONSerializer
 
 from nemo2 import plugins
@@ -217,7 +218,7 @@ def test_a_callback_without_a_list_stays_beside_those_that_plugins_add(recipe) -
 
 def test_fault_tolerance_is_torchruns_restarts_and_a_watchdog(recipe) -> None:
     plugin = plugins.FaultTolerancePlugin(rank_heartbeat_timeout=30, resiliency_ext=False, num_job_retries_on_failure=1)
-    plugin.setup(recipe, executor := slurm())
+    plugin.setup(recipe, executor := slurm(launcher=None))
     [watchdog] = select(recipe.trainer.callbacks, HangWatchdog)
     assert (watchdog.timeout_seconds, watchdog.first_timeout_seconds) == (30.0, 1800.0)
     script = script_of(executor)
@@ -227,7 +228,7 @@ def test_fault_tolerance_is_torchruns_restarts_and_a_watchdog(recipe) -> None:
     never.setup(llama_tiny.pretrain_recipe(), executor := slurm())
     assert "--retries 0 " in script_of(executor.clone())
     with pytest.raises(ConfigError, match="requires torchrun"):
-        plugin.setup(llama_tiny.pretrain_recipe(), slurm(launcher=None))
+        plugin.setup(llama_tiny.pretrain_recipe(), slurm(launcher=Launcher()))
     with pytest.raises(ConfigError, match="nsys"):
         plugins.NsysPlugin(start_step=1, end_step=2).setup(fresh := llama_tiny.pretrain_recipe(), executor := slurm())
         plugin.setup(fresh, executor)
