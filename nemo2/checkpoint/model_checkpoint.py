@@ -450,8 +450,9 @@ class ModelCheckpoint(Checkpoint):
 
 
 def default_filename(monitor: Optional[str], model_name: str = "{model_name}") -> str:
-    """The ``filename`` of checkpoints for which none is set. It contains the monitored metric."""
-    metric = f"--{{{monitor}:.4f}}" if monitor else "-"
+    """The ``filename`` of checkpoints for which none is set. It contains the monitored metric, if braces can enclose its
+    name."""
+    metric = f"--{{{monitor}:.4f}}" if monitor and not set("{}:!") & set(monitor) else "-"
     return f"{model_name}{metric}-{{step}}-{{consumed_samples}}"
 
 
