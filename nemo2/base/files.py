@@ -232,11 +232,19 @@ def output_folder(path: Path | str) -> Path:
 
 
 def _writable(target: Path) -> Path:
-    above = next((one for one in target.absolute().parents if one.exists()), target)
+    place = target.resolve() if target.is_file() else target.absolute()
+    above = next((one for one in place.parents if one.exists()), target)
     if not above.is_dir():
         raise ConfigError(f"{target}: {above} is a file, not a directory. Use another path.")
-    if not os.access(target if target.exists() else above, os.W_OK):
+    # A file is replaced by another in its folder; a device or pipe is written to.
+    replaced = target if target.exists() and not target.is_file() else above
+    if not all(os.access(path, os.W_OK) for path in (replaced, target) if path.exists()):
         raise ConfigError(f"{target}: this user has no permission to write it. Use another path.")
+    disk = os.statvfs(replaced)
+    if (
+        replaced is above and disk.f_blocks and not disk.f_bfree
+    ):  # root may use the blocks that others have not available
+        raise ConfigError(f"{target}: this disk is full. Free space on it, or use another path.")
     return target
 
 
