@@ -208,6 +208,7 @@ def output_file(path: Path | str) -> Path:
 
     Raises:
         ConfigError: no file can be written there.
+        RuntimeFault: the disk is full.
     """
     target = Path(path).expanduser()
     if target.is_dir() or str(path).endswith("/"):
@@ -220,6 +221,7 @@ def output_folder(path: Path | str) -> Path:
 
     Raises:
         ConfigError: no folder can be written there.
+        RuntimeFault: the disk is full.
     """
     target = Path(path).expanduser()
     if target.is_symlink() and not target.exists():
@@ -244,7 +246,7 @@ def _writable(target: Path) -> Path:
     if (
         replaced is above and disk.f_blocks and not disk.f_bfree
     ):  # root may use the blocks that others have not available
-        raise ConfigError(f"{target}: this disk is full. Free space on it, or use another path.")
+        raise RuntimeFault(f"{target}: this disk is full. Free space on it, or use another path.")
     return target
 
 

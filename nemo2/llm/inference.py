@@ -15,7 +15,7 @@ import torch
 
 from nemo2.base.advice import typed_as
 from nemo2.base.counts import require_counts
-from nemo2.base.errors import ConfigError, DataError, RuntimeFault
+from nemo2.base.errors import ConfigError, DataError, Nemo2Error
 from nemo2.base.files import text_of, write_file
 from nemo2.base.names import listed
 from nemo2.checkpoint.auto_resume import RestoreConfig
@@ -182,7 +182,7 @@ def write_completions(path: str, records: Sequence[dict[str, Any]], results: Seq
         return
     try:
         write_file(path, "".join(lines))
-    except RuntimeFault:  # a full disk: they took long to compute
+    except Nemo2Error:  # as by a disk that is full by now: they took long to compute
         write_completions(STANDARD, records, results)
         raise
 

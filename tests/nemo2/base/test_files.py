@@ -60,9 +60,9 @@ def test_a_file_that_could_not_be_replaced_at_the_end_is_refused_first(tmp_path,
     with monkeypatch.context() as context:
         context.setattr("os.statvfs", lambda path: full)
         for path in (file, new):
-            with pytest.raises(ConfigError, match=f"{path}: this disk is full"):
+            with pytest.raises(RuntimeFault, match=f"{path}: this disk is full"):
                 output_file(path)
-        assert output_file("/dev/stdout") == Path("/dev/stdout")
+        assert output_file("/dev/null") == Path("/dev/null")
     assert [output_file(path) for path in (file, new)] == [file, new]
     monkeypatch.setattr("os.access", lambda path, mode: path != tmp_path)
     for path in (file, new):
