@@ -322,6 +322,21 @@ def locked(path: Path | str, *, create: Optional[int] = None) -> Iterator[bool]:
         os.close(descriptor)
 
 
+def append(path: Path | str, text: str, *, opener: Optional[Callable[[str, int], int]] = open_to_write) -> None:
+    """Append to a file, which is created if it doesn't exist, all of ``text``. After an error, as of a full disk, the file is
+    what it was: half a line would spoil the next one. ``opener``: that of `open`."""
+    data = text.encode()
+    with open(path, "ab", buffering=0, opener=opener) as file:
+        size = os.fstat(file.fileno()).st_size
+        try:
+            while data:
+                data = data[file.write(data) :]
+        except OSError:
+            with suppress(OSError):
+                os.ftruncate(file.fileno(), size)
+            raise
+
+
 def write_file(path: Path | str, text: str, *, new: bool = False) -> Path:
     """Write a file and its folders. A file that exists is replaced once the new one is complete; with ``new``, it is an error.
 

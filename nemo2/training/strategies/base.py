@@ -833,7 +833,8 @@ class BaseStrategy(DDPStrategy):
 
     def _config_and_method(self) -> tuple[Any, Any]:
         """The model's configuration and its PEFT method."""
-        return tuple(getattr(self.lightning_module, name, None) for name in ("config", "model_transform"))
+        model = self.lightning_module
+        return getattr(model, "config", None), getattr(model, "model_transform", None)
 
     def selective_restore(self) -> None:
         """Start from the weights, and if requested the optimizer state, of ``restore_config``, see `refuse_unfit_weights`.

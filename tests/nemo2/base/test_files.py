@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from nemo2.base.errors import ConfigError, RuntimeFault
-from nemo2.base.files import output_file, output_folder, replacing, write_file
+from nemo2.base.files import append, output_file, output_folder, replacing, write_file
 
 
 def test_the_file_has_the_whole_new_contents_or_its_old_ones(tmp_path):
@@ -97,6 +97,10 @@ def test_a_file_that_a_full_disk_refuses_is_what_it_was(tmp_path, existing):
     try:
         with pytest.raises(RuntimeFault, match=r"f.txt can't be written: File too large. What was there is unchanged"):
             write_file(file, "new" * 4096)
+        if existing:
+            append(file, " line\n")
+            with pytest.raises(OSError, match="File too large"):
+                append(file, "new" * 4096)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("f.txt", "old")] * existing
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("f.txt", "old line\n")] * existing
