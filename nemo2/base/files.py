@@ -208,6 +208,7 @@ def output_file(path: Path | str) -> Path:
 
     Raises:
         ConfigError: no file can be written there.
+        RuntimeFault: the disk is full.
     """
     target = Path(path).expanduser()
     if target.is_dir() or str(path).endswith("/"):
@@ -220,6 +221,7 @@ def output_folder(path: Path | str) -> Path:
 
     Raises:
         ConfigError: no folder can be written there.
+        RuntimeFault: the disk is full.
     """
     target = Path(path).expanduser()
     if target.is_symlink() and not target.exists():
@@ -232,11 +234,19 @@ def output_folder(path: Path | str) -> Path:
 
 
 def _writable(target: Path) -> Path:
-    above = next((one for one in target.absolute().parents if one.exists()), target)
+    place = target.resolve() if target.is_file() else target.absolute()
+    above = next((one for one in place.parents if one.exists()), target)
     if not above.is_dir():
         raise ConfigError(f"{target}: {above} is a file, not a directory. Use another path.")
-    if not os.access(target if target.exists() else above, os.W_OK):
+    # A file is replaced by another in its folder; a device or pipe is written to.
+    replaced = target if target.exists() and not target.is_file() else above
+    if not all(os.access(path, os.W_OK) for path in (replaced, target) if path.exists()):
         raise ConfigError(f"{target}: this user has no permission to write it. Use another path.")
+    disk = os.statvfs(replaced)
+    if (
+        replaced is above and disk.f_blocks and not disk.f_bfree
+    ):  # root may use the blocks that others have not available
+        raise RuntimeFault(f"{target}: this disk is full. Free space on it, or use another path.")
     return target
 
 
@@ -310,6 +320,21 @@ def locked(path: Path | str, *, create: Optional[int] = None) -> Iterator[bool]:
             fcntl.flock(descriptor, fcntl.LOCK_UN)  # processes that this one has forked have the descriptor too
     finally:
         os.close(descriptor)
+
+
+def append(path: Path | str, text: str, *, opener: Optional[Callable[[str, int], int]] = open_to_write) -> None:
+    """Append to a file, which is created if it doesn't exist, all of ``text``. After an error, as of a full disk, the file is
+    what it was: half a line would spoil the next one. ``opener``: that of `open`."""
+    data = text.encode()
+    with open(path, "ab", buffering=0, opener=opener) as file:
+        size = os.fstat(file.fileno()).st_size
+        try:
+            while data:
+                data = data[file.write(data) :]
+        except OSError:
+            with suppress(OSError):
+                os.ftruncate(file.fileno(), size)
+            raise
 
 
 def write_file(path: Path | str, text: str, *, new: bool = False) -> Path:

@@ -192,7 +192,7 @@ def unfit_changes(checkpoint: Path, *, model_config: Any, tokenizer: Any, method
     return changes.unfit
 
 
-def refuse_other_shapes(checkpoint: Path, model_config: Any, *, name: str, method: Any = None) -> None:
+def refuse_other_shapes(checkpoint: Path, model_config: Any, method: Any = None, *, name: str) -> None:
     """Check that the weights in ``checkpoint``, from which a run starts, have the sizes of its model. ``name``: the setting and
     the checkpoint as the user wrote them.
 
@@ -212,7 +212,7 @@ def refuse_other_shapes(checkpoint: Path, model_config: Any, *, name: str, metho
         )
 
 
-def warn_if_trained_otherwise(checkpoint: Path, model_config: Any, *, name: Any, method: Any = None) -> None:
+def warn_if_trained_otherwise(checkpoint: Path, model_config: Any, method: Any = None, *, name: Any) -> None:
     """Warn of the settings of a model that compute something else than the model of the weights in ``checkpoint``, from which
     it starts. Nothing is known about a checkpoint that doesn't describe its model. ``name``: the checkpoint's in the warning.
     ``method``: the run's PEFT method, whose ``alpha`` scales the adapters in ``checkpoint``. None: it has none."""

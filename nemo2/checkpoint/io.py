@@ -44,6 +44,7 @@ from nemo2.checkpoint.leftovers import (
     record_of,
     refuse_missing_shards,
 )
+from nemo2.checkpoint.writer_process import write_record
 from nemo2.checkpoint.writing import WatchedSaveStrategy, planning, with_reason
 from nemo2.config.capture import configurable
 from nemo2.config.notices import warn_without_effect
@@ -170,6 +171,8 @@ class MegatronCheckpointIO(CheckpointIO):
                 "and earlier checkpoints are unchanged."
             ) from error
         if files is None:
+            with contextlib.suppress(OSError):  # the record serves only if this save is killed before it is published
+                write_record(str(record_of(temporary, ranks.rank())), writing.hashes)
             with lock:
                 self._finish(temporary, target, options, writing.hashes, None)
             return

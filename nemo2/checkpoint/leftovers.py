@@ -73,8 +73,8 @@ def delete_failed(temporary: Path) -> None:
     """Delete a save that has failed, unless everything of it is written: the next start publishes that."""
     with contextlib.suppress(OSError, ValueError, CheckpointError):
         if (manifest := read_manifest(temporary)) is not None:
-            if not manifest.files:
-                _recorded(temporary, manifest)
+            recorded = {} if manifest.files else _recorded(temporary, manifest)
+            refuse_missing_shards(temporary / WEIGHTS_PATH, recorded)
             return
     delete(temporary)
 

@@ -18,7 +18,7 @@ from typing import Any, Optional
 
 from nemo2.base.advice import new_name
 from nemo2.base.errors import CheckpointError, RuntimeFault
-from nemo2.base.files import UnusableFile, open_to_write
+from nemo2.base.files import UnusableFile, open_to_write, read_bounded
 from nemo2.base.place import here
 
 LOCK_FILE = ".lock"
@@ -130,6 +130,19 @@ class DirectoryLock:
 def holds(directory: Path) -> bool:
     """Whether this process holds the lock of ``directory``."""
     return directory.resolve() in _held
+
+
+def holder_is_dead(directory: Path) -> bool:
+    """Whether the last holder of the lock of ``directory`` ran on this host and was killed. False too: it isn't known."""
+    try:
+        owner = json.loads(read_bounded(directory / LOCK_FILE, at_most=4096, follow=False))
+        if owner["host"] == socket.gethostname():
+            os.kill(int(owner["pid"]), 0)
+    except ProcessLookupError:
+        return True
+    except (OSError, ValueError, TypeError, KeyError, OverflowError):
+        pass
+    return False
 
 
 def _owner() -> dict[str, Any]:

@@ -85,7 +85,7 @@ def write(files: Sequence[tuple[int, str]], record: str) -> dict[str, Any]:
         thread.join()
     if not errors and record:
         try:
-            persistently(_write_record, record, hashes)
+            persistently(write_record, record, hashes)
         except OSError as error:
             errors.append(error)
     if not errors:
@@ -93,7 +93,8 @@ def write(files: Sequence[tuple[int, str]], record: str) -> dict[str, Any]:
     return {"error": " ".join(str(errors[0]).split()) or repr(errors[0]), "errno": getattr(errors[0], "errno", None)}
 
 
-def _write_record(path: str, hashes: dict[str, str]) -> None:
+def write_record(path: str, hashes: dict[str, str]) -> None:
+    """Write the record of files that are on the disk, with their hashes by path."""
     with open(f"{path}.tmp", "w", encoding="utf-8") as file:
         json.dump({os.path.basename(name): digest for name, digest in hashes.items()}, file)
         file.flush()

@@ -11,6 +11,7 @@ import typer
 from nemo2.base.columns import columns
 from nemo2.base.counts import counted
 from nemo2.base.errors import ConfigError
+from nemo2.base.files import append
 from nemo2.base.names import did_you_mean, safe_name
 from nemo2.cli.adapter import AT_LEAST_1, Result
 from nemo2.cli.commands import as_json
@@ -54,8 +55,7 @@ def add(
     if _parsed(text) != {"clusters": {name: values}}:  # the file has all profiles: every command reads it
         raise ConfigError(f"{name}: nemo2 can't write one of its values as TOML. Add the profile to {file} yourself.")
     file.parent.mkdir(parents=True, exist_ok=True)
-    with open(file, "a", encoding="utf-8", opener=lambda name, flags: os.open(name, flags, 0o600)) as out:
-        out.write(text)
+    append(file, text, opener=lambda name, flags: os.open(name, flags, 0o600))
     text = f"{name}: written to {file}; test it with `nemo2 cluster test {name}`"
     return Result({"name": name, "file": str(file)}, text)
 

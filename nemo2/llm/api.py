@@ -94,13 +94,7 @@ def finetune(
     """
     if peft is not None and isinstance(trainer.strategy, BaseStrategy):
         trainer.strategy.save_trained_parameters_only()
-    if not starts_from_weights(resume, trainer.strategy):  # a warning only: the model may load weights of its own
-        _log.warning(
-            "llm.finetune starts from random weights, because resume.restore_config is not set. Set its path to a "
-            "checkpoint, to an imported model (nemo://organisation/name) or to a Hugging Face release "
-            "(hf:///folder, hf://organisation/name)."
-        )
-    return train(
+    return _train(
         model=model,
         data=data,
         trainer=trainer,
@@ -109,6 +103,10 @@ def finetune(
         optim=optim,
         tokenizer=tokenizer,
         model_transform=peft,
+        # A warning only: the model may load weights of its own.
+        without_weights="llm.finetune starts from random weights, because resume.restore_config is not set. Set its path to a "
+        "checkpoint, to an imported model (nemo://organisation/name) or to a Hugging Face release "
+        "(hf:///folder, hf://organisation/name).",
     )
 
 
@@ -137,8 +135,7 @@ def train(
             module of the chunk (`nemo2.mcore.parallel.transform`). It may replace modules and freeze parameters. None: the
             model's own transform, or that of the callback `ModelTransform`.
     """
-    model = _described(model, data)
-    run_directory = _setup(
+    return _train(
         model=model,
         data=data,
         trainer=trainer,
@@ -148,9 +145,6 @@ def train(
         tokenizer=tokenizer,
         model_transform=model_transform,
     )
-    with explaining_changed_inputs(data):
-        trainer.fit(model, data)  # from trainer.ckpt_path, if the run resumes
-    return RunFolder(run_directory)
 
 
 @configurable(strategy="trainer.strategy")
@@ -183,6 +177,8 @@ def validate(
         tokenizer=tokenizer,
         model_transform=model_transform,
         training=False,
+        without_weights="llm.validate measures the model's initial weights, because resume names no checkpoint and finds none. "
+        "Set resume.restore_config.path to the weights to measure.",
     )
     with explaining_changed_inputs(data):
         trainer.validate(model, data)
@@ -320,6 +316,15 @@ def generate(
     return [result.text for result in results] if text_only else results
 
 
+def _train(*, model: Any, data: pl.LightningDataModule, trainer: pl.Trainer, **parts: Any) -> RunFolder:
+    """`train`, with the arguments of `_setup`."""
+    model = _described(model, data)
+    run_directory = _setup(model=model, data=data, trainer=trainer, **parts)
+    with explaining_changed_inputs(data):
+        trainer.fit(model, data)  # from trainer.ckpt_path, if the run resumes
+    return RunFolder(run_directory)
+
+
 def _described(model: Any, data: Any) -> Any:
     """The model that the checkpoint at this path describes. A value that is not the path of a directory is returned
     unchanged."""
@@ -341,8 +346,10 @@ def _setup(
     tokenizer: Union[str, Any, None],
     model_transform: Optional[Any],
     training: bool = True,
+    without_weights: Optional[str] = None,
 ) -> Path:
-    """Connect the parts of a run. Computes nothing, and needs no process group."""
+    """Connect the parts of a run. Computes nothing, and needs no process group. ``without_weights``: the warning if the run
+    neither resumes nor starts from weights."""
     log = log or NeMoLogger()
     parts = {"model": model, "data": data, "trainer": trainer, "log": log, "resume": resume}
     parts |= {"optim": optim or getattr(model, "optim", None) if training else None, "tokenizer": tokenizer}
@@ -368,11 +375,8 @@ def _setup(
 
             resumed = ResumedRecipe(checkpoint, directory.log_dir, accept_changes=resume.accept_changes)
             trainer.callbacks.insert(0, resumed)  # pyright: ignore[reportAttributeAccessIssue]
-    if not training and checkpoint is None and not starts_from_weights(resume, trainer.strategy):
-        _log.warning(
-            "llm.validate measures the model's initial weights, because resume names no checkpoint and finds none. Set "
-            "resume.restore_config.path to the weights to measure."
-        )
+    if without_weights is not None and checkpoint is None and not starts_from_weights(resume, trainer.strategy):
+        _log.warning("%s", without_weights)
     return Path(directory.log_dir)
 
 

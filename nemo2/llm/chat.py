@@ -13,6 +13,7 @@ from typing import Any, Optional
 
 from nemo2.base.advice import advice
 from nemo2.base.errors import ConfigError
+from nemo2.base.files import append
 from nemo2.config.capture import check_arguments
 from nemo2.data.finetuning.chat import ChatEncoder
 from nemo2.llm.inference import GenerationOptions, loaded
@@ -170,5 +171,4 @@ def conversation(
 
 def save(conversation: Conversation, file: Path) -> None:
     """Append the conversation to a file of JSON lines, as `ChatDataModule` reads it."""
-    with open(file, "a", encoding="utf-8") as lines:
-        lines.write(json.dumps(conversation.record(), ensure_ascii=False) + "\n")
+    append(file, json.dumps(conversation.record(), ensure_ascii=False) + "\n", opener=None)

@@ -15,7 +15,7 @@ import torch
 
 from nemo2.base.advice import typed_as
 from nemo2.base.counts import require_counts
-from nemo2.base.errors import ConfigError, DataError
+from nemo2.base.errors import ConfigError, DataError, Nemo2Error
 from nemo2.base.files import text_of, write_file
 from nemo2.base.names import listed
 from nemo2.checkpoint.auto_resume import RestoreConfig
@@ -179,8 +179,12 @@ def write_completions(path: str, records: Sequence[dict[str, Any]], results: Seq
         lines.append(json.dumps({**rest, **label, "prediction": result.text, **asdict(result)}) + "\n")
     if path == STANDARD:  # /dev/stdout would be opened anew, which empties a file that the shell appends to
         print(*lines, sep="", end="", flush=True)
-    else:
+        return
+    try:
         write_file(path, "".join(lines))
+    except Nemo2Error:  # as by a disk that is full by now: they took long to compute
+        write_completions(STANDARD, records, results)
+        raise
 
 
 def single_process_trainer(params_dtype: Optional[torch.dtype] = None) -> Trainer:

@@ -311,6 +311,7 @@ class FabricMegatronStrategy(DDPStrategy):
             CheckpointError: the weights don't fit the model.
         """
         self.training.restore_config = RestoreConfig(path=str(path))
+        self.training.refuse_unfit_weights()
         self.training.selective_restore()
 
 

@@ -8,6 +8,7 @@ all ranks send the same requests to the model.
 
 import hashlib
 import json
+import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Optional, TypeVar
@@ -16,10 +17,11 @@ from megatron.core import parallel_state
 
 from nemo2.base import ranks
 from nemo2.base.errors import RuntimeFault
-from nemo2.base.files import open_to_write
+from nemo2.base.files import append
 
 _T = TypeVar("_T")
 _R = TypeVar("_R")
+_log = logging.getLogger(__name__)
 _CHUNK = 64
 """The number of requests that each replica answers between two writes."""
 
@@ -52,9 +54,16 @@ class Answers:
             answers = dict(zip(now, shared([open_[key] for key in now], answer), strict=True))
             self.known |= answers
             if self.file is not None and ranks.is_rank_zero():
-                self.file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-                with open(self.file, "a", encoding="utf-8", opener=open_to_write) as lines:
-                    lines.writelines(json.dumps([key, value]) + "\n" for key, value in answers.items())
+                try:
+                    self.file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+                    append(self.file, "".join(json.dumps([key, value]) + "\n" for key, value in answers.items()))
+                except OSError as error:
+                    _log.warning(
+                        "%s can't be written (%s). If this evaluation is interrupted, the next one repeats the rest of it.",
+                        self.file,
+                        error.strerror or error,
+                    )
+                    self.file = None
             self.on_progress()
         return [self.known[key] for key in keys]
 
@@ -85,8 +94,7 @@ def _read(file: Path) -> dict[str, Any]:
             continue
         answers[key] = value
     if answers and not file.read_text(encoding="utf-8", errors="replace").endswith("\n"):
-        with open(file, "a", encoding="utf-8", opener=open_to_write) as lines:
-            lines.write("\n")
+        append(file, "\n")
     return answers
 
 

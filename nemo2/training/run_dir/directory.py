@@ -26,7 +26,7 @@ from nemo2.base.place import LAUNCH_VARIABLE, Place, here
 from nemo2.checkpoint.directory import finished, leftovers, unusable
 from nemo2.checkpoint.leftovers import clean_up, publish_written
 from nemo2.checkpoint.lineage import another_run, own_finished, run_from, run_of
-from nemo2.checkpoint.lock import DirectoryLock
+from nemo2.checkpoint.lock import DirectoryLock, holder_is_dead
 from nemo2.training.run_dir.records import METRICS_FILE, OWN_FILES
 
 DEFAULT_BASE = "nemo_experiments"
@@ -210,7 +210,8 @@ def delete_leftovers(directory: RunDirectory) -> list[Path]:
     """Delete what killed saves have left in other versions of a run's name that never finished a checkpoint, and to
     which no process writes any more. No run resumes from these versions, so no run cleans them up.
 
-    Returns the deleted paths. Leftovers younger than an hour stay, because some file systems have no locks.
+    Returns the deleted paths. Leftovers younger than an hour stay, because some file systems have no locks, unless their
+    writer ran on this host and is dead.
     """
     deleted: list[Path] = []
     if directory.version is None or not directory.name:
@@ -220,7 +221,8 @@ def delete_leftovers(directory: RunDirectory) -> list[Path]:
             left = leftovers(folder)
             if folder == directory.checkpoints or not left or finished(folder):
                 continue
-            if max(path.stat().st_mtime for path in left) > time.time() - _LEFTOVER_SECONDS:
+            young = max(path.stat().st_mtime for path in left) > time.time() - _LEFTOVER_SECONDS
+            if young and not holder_is_dead(folder):
                 continue
             lock = DirectoryLock(folder, wait_seconds=0.0, earlier_start_seconds=0.0).acquire()
             try:

@@ -12,7 +12,7 @@ from statistics import median
 from typing import Any
 
 from nemo2.base.errors import DataError
-from nemo2.base.files import open_to_write, replacing
+from nemo2.base.files import append, replacing
 
 RECIPE_FILE = "recipe.json"
 RECIPE_VARIABLE = "NEMO2_RECIPE_FILE"
@@ -112,8 +112,7 @@ def by_step_done(points: Sequence[tuple[int, float]]) -> list[tuple[int, float]]
 
 def add_evaluation(run_dir: Path, *, step: int, checkpoint: str, figures: Mapping[str, float]) -> None:
     """Append a checkpoint's evaluation to its run's file. ``step`` counts from zero, as in ``metrics.jsonl``."""
-    with open(run_dir / EVALUATIONS_FILE, "a", encoding="utf-8", opener=open_to_write) as lines:
-        lines.write(to_line({"step": step, "checkpoint": checkpoint, **figures}))
+    append(run_dir / EVALUATIONS_FILE, to_line({"step": step, "checkpoint": checkpoint, **figures}))
 
 
 @dataclass(frozen=True)
@@ -141,8 +140,7 @@ def note_resumption(run_dir: Path, *, finished_steps: int) -> None:
     except DataError:  # missing or damaged: charts then lack one mark
         return
     if logged >= 0 and finished_steps > 0:
-        with open(run_dir / RESUMED_FILE, "a", encoding="utf-8", opener=open_to_write) as lines:
-            lines.write(to_line({"step": finished_steps, "stopped_at": logged + 1}))
+        append(run_dir / RESUMED_FILE, to_line({"step": finished_steps, "stopped_at": logged + 1}))
 
 
 def resumptions(run_dir: Path) -> list[Resumption]:
@@ -173,8 +171,7 @@ def truncate_metrics(path: str | os.PathLike[str], *, finished_steps: int) -> in
             continue
         (remaining if step is None or step < finished_steps else dropped).append(line)
     if dropped:
-        with open(path.with_name(SET_ASIDE_FILE), "a", encoding="utf-8", opener=open_to_write) as aside:
-            aside.writelines(line + "\n" for line in dropped)
+        append(path.with_name(SET_ASIDE_FILE), "".join(line + "\n" for line in dropped))
     write_text(path, "".join(line + "\n" for line in remaining))
     return len(dropped)
 

@@ -13,8 +13,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Optional
 
+from nemo2.base.advice import advice
 from nemo2.base.counts import byte_size, short_count
-from nemo2.base.errors import CheckpointError, DataError
+from nemo2.base.errors import CheckpointError, DataError, RuntimeFault
 from nemo2.base.files import write_file
 from nemo2.checkpoint.directory import finished
 from nemo2.checkpoint.foreign_files import read_json, read_yaml
@@ -51,6 +52,7 @@ def write_report(run_dir: str | os.PathLike[str], output: Optional[Path] = None)
 
     Raises:
         DataError: the directory doesn't exist or has no ``metrics.jsonl``.
+        RuntimeFault: the system refuses to write, as a folder that is read-only does.
     """
     directory = Path(run_dir)
     if not directory.is_dir():
@@ -60,8 +62,13 @@ def write_report(run_dir: str | os.PathLike[str], output: Optional[Path] = None)
     if output is not None:
         return write_file(output, render_report(directory, records))
     curve = line_chart("loss", _loss_series(records), y_label="loss", marks=resumed_marks(directory))
-    write_text(directory / CURVE_FILE, standalone(curve))
-    return write_text(directory / REPORT_FILE, render_report(directory, records))
+    contents = render_report(directory, records)
+    try:
+        write_text(directory / CURVE_FILE, standalone(curve))
+        return write_text(directory / REPORT_FILE, contents)
+    except OSError as error:
+        fix = advice("name another file with --output", "name another file as output")
+        raise RuntimeFault(f"{directory} can't be written ({error.strerror or error}): {fix}.") from error
 
 
 def render_report(directory: Path, records: list[dict[str, Any]]) -> str:

@@ -187,6 +187,9 @@ class BaseStrategy(DDPStrategy):
     def setup_environment(self) -> None:
         """Set up the device, the world, Megatron-Core's groups, random streams and the batch calculator."""
         self._check_world(self.num_ranks)
+        model = self.lightning_module
+        if model is not None and self.restore_config is not None and not model.trainer.ckpt_path:
+            self.refuse_unfit_weights()
         if isinstance(self.precision_plugin, MegatronMixedPrecision):
             self.precision_plugin.check_hardware(Machine.here())
         backend = get_backend()
@@ -805,13 +808,41 @@ class BaseStrategy(DDPStrategy):
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
         self.form.load_optimizer_states(checkpoint["optimizer_states"])
 
+    def refuse_unfit_weights(self) -> None:
+        """Check that the checkpoint of ``restore_config`` fits the model, which need not be built.
+
+        Raises:
+            CheckpointError: it doesn't exist, has no optimizer state that is to be loaded, or has weights of other sizes.
+        """
+        from nemo2.checkpoint.changes import refuse_other_shapes
+
+        assert self.restore_config is not None
+        path, name = self.restore_config.checkpoint, f"resume.restore_config.path={self.restore_config.path}"
+        if path is None:
+            return
+        if (why := missing(self.restore_config.path)) is not None:
+            raise CheckpointError(f"{name}: {why}")
+        manifest = read_manifest(path) if self.restore_config.load_optim_state else None
+        if manifest is not None and manifest.weights_only:
+            raise CheckpointError(
+                f"resume.restore_config.load_optim_state=True: {path} holds weights only. Set load_optim_state=False, or the "
+                "path of a checkpoint with the optimizer's state (log.ckpt.save_optim_on_train_end=True saves it at the end)."
+            )
+        if self.restore_config.load_model_state:
+            refuse_other_shapes(path, *self._config_and_method(), name=name)
+
+    def _config_and_method(self) -> tuple[Any, Any]:
+        """The model's configuration and its PEFT method."""
+        model = self.lightning_module
+        return getattr(model, "config", None), getattr(model, "model_transform", None)
+
     def selective_restore(self) -> None:
-        """Start from the weights, and if requested the optimizer state, of ``restore_config``.
+        """Start from the weights, and if requested the optimizer state, of ``restore_config``, see `refuse_unfit_weights`.
 
         Raises:
             CheckpointError: the checkpoint is unreadable or doesn't fit the model.
         """
-        from nemo2.checkpoint.changes import refuse_other_shapes, warn_if_trained_otherwise
+        from nemo2.checkpoint.changes import warn_if_trained_otherwise
 
         assert self.restore_config is not None
         path = self.restore_config.checkpoint
@@ -819,19 +850,6 @@ class BaseStrategy(DDPStrategy):
             if self.restore_config.load_model_state:
                 self.start_from_released(self.restore_config.path)
             return
-        if (why := missing(self.restore_config.path)) is not None:
-            raise CheckpointError(f"resume.restore_config.path={self.restore_config.path}: {why}")
-        manifest = read_manifest(path) if self.restore_config.load_optim_state else None
-        if manifest is not None and manifest.weights_only:
-            raise CheckpointError(
-                f"resume.restore_config.load_optim_state=True: {path} holds weights only. Set load_optim_state=False, or the "
-                "path of a checkpoint with the optimizer's state (log.ckpt.save_optim_on_train_end=True saves it at the end)."
-            )
-        config, method = (getattr(self.lightning_module, name, None) for name in ("config", "model_transform"))
-        if self.restore_config.load_model_state:
-            refuse_other_shapes(
-                path, config, name=f"resume.restore_config.path={self.restore_config.path}", method=method
-            )
         loaded = self.form.read(
             path,
             optimizer=self.restore_config.load_optim_state,
@@ -842,7 +860,7 @@ class BaseStrategy(DDPStrategy):
         kept = {key: value for key, value in loaded.items() if key in ("model", "optimizer")}
         self.load_model_state_dict(kept, strict=True)
         _log.info("Started from the weights of %s.", path)
-        warn_if_trained_otherwise(path, config, name=path, method=method)
+        warn_if_trained_otherwise(path, *self._config_and_method(), name=path)
 
     def start_from_released(self, path: str) -> None:
         """Fill the model with released weights. Each rank reads its part, and every rank must call it.

@@ -5,11 +5,12 @@ import os
 import resource
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from nemo2.base.errors import ConfigError, RuntimeFault
-from nemo2.base.files import output_folder, replacing, write_file
+from nemo2.base.files import append, output_file, output_folder, replacing, write_file
 
 
 def test_the_file_has_the_whole_new_contents_or_its_old_ones(tmp_path):
@@ -52,6 +53,23 @@ def test_a_folder_that_could_not_get_its_name_at_the_end_is_refused_first(tmp_pa
         output_folder(tmp_path / "old")
 
 
+def test_a_file_that_could_not_be_replaced_at_the_end_is_refused_first(tmp_path, monkeypatch):
+    file, new = tmp_path / "old.txt", tmp_path / "new.txt"
+    file.write_text("old")
+    full = os.statvfs_result((1, 1, 9, 0, 0, 9, 9, 9, 0, 255))
+    with monkeypatch.context() as context:
+        context.setattr("os.statvfs", lambda path: full)
+        for path in (file, new):
+            with pytest.raises(RuntimeFault, match=f"{path}: this disk is full"):
+                output_file(path)
+        assert output_file("/dev/null") == Path("/dev/null")
+    assert [output_file(path) for path in (file, new)] == [file, new]
+    monkeypatch.setattr("os.access", lambda path, mode: path != tmp_path)
+    for path in (file, new):
+        with pytest.raises(ConfigError, match=f"{path}: this user has no permission to write it"):
+            output_file(path)
+
+
 def test_what_a_killed_writer_left_is_deleted_and_what_a_living_one_writes_stays(tmp_path):
     file = tmp_path / "f.txt"
     code = (
@@ -79,6 +97,10 @@ def test_a_file_that_a_full_disk_refuses_is_what_it_was(tmp_path, existing):
     try:
         with pytest.raises(RuntimeFault, match=r"f.txt can't be written: File too large. What was there is unchanged"):
             write_file(file, "new" * 4096)
+        if existing:
+            append(file, " line\n")
+            with pytest.raises(OSError, match="File too large"):
+                append(file, "new" * 4096)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("f.txt", "old")] * existing
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("f.txt", "old line\n")] * existing

@@ -303,8 +303,8 @@ def failing_saves(directory: str) -> dict[str, Any]:
         place = folder / "checkpoints" if blocked else folder
         message = refused(save, place, error=error, tensor_model_parallel_size=2, **options)
         torch.distributed.barrier()
-        # A background save that all ranks have written waits for the next start, which publishes it.
-        hidden = (".run", ".lock", *([".unfinished"] if options.get("ckpt_async_save") else []))
+        # A save that all ranks have written waits for the next start, which publishes it.
+        hidden = (".run", ".lock", *([".unfinished"] if case.startswith("unseen") else []))
         names = [] if blocked else sorted(path.name for path in folder.iterdir() if not path.name.startswith(hidden))
         found[case] = message, names
 

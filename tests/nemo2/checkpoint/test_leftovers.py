@@ -57,7 +57,7 @@ def killed(log_dir: str, at: str) -> None:
     import lightning.pytorch as pl
 
     from nemo2.base import ranks
-    from nemo2.checkpoint import background
+    from nemo2.checkpoint import background, io
 
     class Killing(pl.Callback):
         def on_before_optimizer_step(self, trainer: Any, *rest: Any) -> None:
@@ -68,8 +68,9 @@ def killed(log_dir: str, at: str) -> None:
                 ranks.gather(None)
                 os.kill(os.getpid(), signal.SIGKILL)
 
-    if at == "renamed":
-        with mock.patch.object(directories, "take_place", lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)):
+    if at in ("proven", "renamed"):
+        module, name = {"proven": (io, "publish"), "renamed": (directories, "take_place")}[at]
+        with mock.patch.object(module, name, die):
             train(log_dir, 2, asynchronous=False)
     background.Saves.finish = lambda self, *, blocking: False
     if at == "half written" and ranks.rank() == 1:
@@ -92,7 +93,10 @@ def resumed(log_dir: str) -> list[int]:
     return steps
 
 
-@pytest.mark.parametrize(("at", "steps"), [("written", [1, 2]), ("renamed", [1, 2]), ("half written", [0, 1, 2])])
+@pytest.mark.parametrize(
+    ("at", "steps"),
+    [("written", [1, 2]), ("proven", [1, 2]), ("renamed", [1, 2]), ("half written", [0, 1, 2])],
+)
 def test_a_written_save_is_published_at_the_next_start(run_on_ranks, tmp_path, at, steps):
     with pytest.raises(RankFailed, match=r"-9|SIGKILL"):
         run_on_ranks(killed, 2, str(tmp_path), at, timeout=120.0)
@@ -197,7 +201,7 @@ def interrupt(*_: Any) -> None:
     raise KeyboardInterrupt
 
 
-def die(*_: Any) -> None:
+def die(*_: Any, **__: Any) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 

@@ -3,6 +3,7 @@
 
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -27,16 +28,22 @@ def parts(directory: str, *, max_steps: int, resume: Any = None, **config: Any) 
 def trained(directory: str) -> dict[str, Any]:
     """Two steps, a restart under the same name up to four, a validation of the result, and the errors on the way."""
     from nemo2.base.errors import CheckpointError, ConfigError
+    from nemo2.checkpoint.auto_resume import AutoResume, RestoreConfig
     from nemo2.llm import api
 
     found: dict[str, Any] = {}
     first = parts(directory, max_steps=STEPS)
     first["trainer"].callbacks.append(stop_after(3))
-    found["directory"] = str(api.pretrain(**first))
+    found["starts from random weights"] = []
+    with mock.patch.object(api._log, "warning") as warning:
+        found["directory"] = str(api.finetune(**first))
+        found["starts from random weights"].append("random weights" in str(warning.mock_calls))
     found["names after stopping"] = names(found["directory"])
     small_runs.release()
     second = parts(directory, max_steps=STEPS)
-    api.pretrain(**second)
+    with mock.patch.object(api._log, "warning") as warning:
+        api.finetune(**second)
+        found["starts from random weights"].append("random weights" in str(warning.mock_calls))
     found["consumed"] = second["trainer"].strategy.consumed_samples
     found["names"] = names(found["directory"])
     with pytest.raises(CheckpointError) as done:
@@ -50,6 +57,11 @@ def trained(directory: str) -> dict[str, Any]:
     with pytest.raises(ConfigError) as caught:
         api.pretrain(**clash)
     found["clash"] = str(caught.value)
+    weights = AutoResume(restore_config=RestoreConfig(path=found["directory"]))
+    other = parts(f"{directory}/other", max_steps=STEPS, resume=weights, hidden_size=64)
+    with pytest.raises(CheckpointError, match="belong to another model"):
+        api.pretrain(**other)
+    found["built"] = any(True for _ in other["model"].parameters())
     nonsense = parts(directory, max_steps=STEPS, rotary_base=-1)
     nonsense["model"].optim.config.clip_grad = -1.0
     with pytest.raises(ConfigError) as caught:
@@ -126,6 +138,8 @@ def test_a_run_is_resumed_by_its_name_finished_once_and_then_validated(run_on_ra
     ]
     assert all(name.startswith("tiny--") for name in found["names"])
     assert found["consumed"] == STEPS * 8
+    assert found["starts from random weights"] == [True, False]
+    assert not found["built"], "weights of other sizes are refused before the model is built"
     assert "is complete" in found["done"]
     assert found["validated"] == pytest.approx(found["trained"], rel=1e-6)
     assert "model.config.seq_length=32 contradicts data.seq_length=16" in found["clash"]

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Answers of a model that survive an interruption: none is asked for twice, and none is lost or mixed up."""
 
+import errno
 from collections.abc import Sequence
 from typing import Any
 
@@ -29,6 +30,16 @@ class Model:
         self.calls -= 1
         self.asked += requests
         return [len(request) for request in requests]
+
+
+def test_a_disk_that_is_full_ends_no_evaluation(tmp_path, monkeypatch, caplog):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("nemo2.llm.evaluation.answers.append", full)
+    answers = Answers(tmp_path / "answers.jsonl").to("texts", REQUESTS, Model())
+    assert answers == [len(request) for request in REQUESTS]
+    assert caplog.text.count("No space left on device") == 1
 
 
 def test_an_interrupted_evaluation_asks_only_for_what_is_left(tmp_path):

@@ -6,6 +6,7 @@ import logging
 import os
 import re
 import shutil
+import socket
 import stat
 import subprocess
 import sys
@@ -289,11 +290,17 @@ def test_leftovers_of_dead_versions_are_deleted_and_those_of_other_runs_stay(tmp
     from nemo2.training.run_dir.directory import delete_leftovers
 
     monkeypatch.setenv("NEMO2_RUN_VERSION", "now")
-    versions = {name: tmp_path / "n" / name / "checkpoints" for name in ("dead", "young", "finished", "written")}
+    versions = {
+        name: tmp_path / "n" / name / "checkpoints" for name in ("dead", "killed", "young", "finished", "written")
+    }
     for name, folder in versions.items():
         (folder / ".unfinished-1-step=3" / "weights").mkdir(parents=True)
-        if name != "young":
+        if name not in ("killed", "young"):
             os.utime(folder / ".unfinished-1-step=3", (0, 0))
+    for name, host in (("killed", socket.gethostname()), ("young", "another")):
+        process = subprocess.Popen([sys.executable, "-c", ""])
+        process.wait()
+        (versions[name] / ".lock").write_text(json.dumps({"host": host, "pid": process.pid}))
     saved(versions["finished"] / "step=3", 3, saved_at=1.0)
     script = f"""
 import sys
@@ -306,7 +313,8 @@ sys.stdin.read()
     with subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as writer:
         assert writer.stdout is not None and writer.stdin is not None
         writer.stdout.readline()
-        assert delete_leftovers(choose(tmp_path)) == [versions["dead"] / ".unfinished-1-step=3"]
+        deleted = [versions[name] / ".unfinished-1-step=3" for name in ("dead", "killed")]
+        assert delete_leftovers(choose(tmp_path)) == deleted
         writer.stdin.close()
     left = {name for name, folder in versions.items() if list(folder.glob(".unfinished-*"))}
     assert left == {"young", "finished", "written"}

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The report: complete in itself, true to the metrics, safe with any text in them."""
 
+import errno
 import json
 import math
 import re
@@ -10,7 +11,7 @@ from xml.etree import ElementTree
 import pytest
 import yaml
 
-from nemo2.base.errors import DataError
+from nemo2.base.errors import DataError, RuntimeFault
 from nemo2.checkpoint.directory import Manifest
 from nemo2.report.pictures.charts import TOP, WIDTH, Mark, Series, line_chart, running_median, thin_out
 from nemo2.report.pictures.svg import nice_ticks, standalone, text_width
@@ -62,6 +63,15 @@ def test_a_page_elsewhere_leaves_the_run_as_it_is(run_dir, tmp_path):
     page = write_report(run_dir, tmp_path / "pages" / "mine.html")
     assert page == tmp_path / "pages" / "mine.html" and sorted(run_dir.rglob("*")) == before
     assert page.read_text() == write_report(run_dir).read_text()
+
+
+def test_a_folder_that_takes_no_page_is_told_with_what_to_do(run_dir, monkeypatch):
+    def read_only(*_):
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr("nemo2.training.run_dir.report.write_text", read_only)
+    with pytest.raises(RuntimeFault, match=r"can't be written \(Read-only file system\).*output"):
+        write_report(run_dir)
 
 
 def test_the_page_needs_nothing_from_elsewhere_and_runs_no_script(run_dir):
