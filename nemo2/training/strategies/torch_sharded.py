@@ -134,7 +134,7 @@ class TorchShardedStrategy(BaseStrategy):
             precision=precision,
             machine=Machine.here(),
         )
-        settled = settle_sharded(run, run.machine, strategy=type(self).__name__)
+        settled = settle_sharded(run, run.machine, strategy=type(self))
         settled.apply(run)
         announce_machine_settings(settled.machine_decides)
 
