@@ -160,6 +160,11 @@ EXAMPLES: tuple[Example, ...] = (
         here=True,
     ),
     example("delta-nets-are-whole", f"{CP}=2->1", recipe="qwen35_9b"),
+    example(
+        "delta-nets-are-whole",
+        "model.config.experimental_attention_variant=gated_delta_net-> model.config.linear_attention_freq=2->",
+        recipe="deepseek_v2_lite",
+    ),
     # Attention
     example("back-end-is-left", f"{BACKEND}=unfused->fused {CP}=2"),
     example("largest-scores-have-a-reader", "model.config.qk_clip=True->False"),
@@ -188,6 +193,13 @@ EXAMPLES: tuple[Example, ...] = (
     example("layers-for-every-stage", f"{PP}=2 {FIRST}=40->20"),
     example("layers-for-every-stage", f"{PP}=2 {FIRST}=12 {LAST}=12->20"),
     example("layers-over-virtual-stages", f"{PP}=4 {VP}=2 {FIRST}=5->4 {LAST}=3->4"),
+    example("written-stages-are-built", f"{PP}=2 strategy.pipeline_model_parallel_layout='Et*8|t*8|t*8|t*8L' ->{VP}=2"),
+    example("written-stages-are-built", f"strategy.pipeline_model_parallel_layout='Et*16|t*16L' ->{PP}=2"),
+    example(
+        "written-stages-are-built",
+        f"model.config.num_layers=4 model.config.hybrid_override_pattern='MM|MM' ->{PP}=2",
+        recipe="mamba2_2_7b",
+    ),
     example("stages-send-what-they-hold", f"{PP}=2 strategy.pipeline_dtype=torch.float32->torch.bfloat16"),
     example(
         "two-interleaved-stages-overlap-messages",
@@ -221,6 +233,11 @@ EXAMPLES: tuple[Example, ...] = (
     example(
         "balancing-losses-have-their-weights",
         "model.config.moe_aux_loss_coeff=[0.1,0.1]->0.1",
+        recipe="deepseek_v2_lite",
+    ),
+    example(
+        "balancing-losses-have-their-weights",
+        "model.config.moe_router_load_balancing_type=sinkhorn model.config.moe_aux_loss_coeff=0.1->0.0",
         recipe="deepseek_v2_lite",
     ),
     example(

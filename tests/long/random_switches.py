@@ -122,7 +122,7 @@ _STRATEGY: list[dict[str, tuple[Any, ...]]] = [
 ]
 NOT_DRAWN = re.compile(
     "^(bf16|fp16|sequence_parallel|setup_optimizers|init_model_parallel|lazy_init|perform_initialization|mask_vocab_padding)$|"
-    "fp8|fp4|inference|offload|cuda_graph|kitchen|paged|hybridep|ncclep|meta_device|ckpt|progress"
+    "force_load_balancing|fp8|fp4|inference|offload|cuda_graph|kitchen|paged|hybridep|ncclep|meta_device|ckpt|progress"
 )
 """Booleans that name another run (its precision, without an optimizer, with as much padding as a layout needs) or a GPU's."""
 HOW = re.compile(r"strategy|recompute|fusion|overlap|p2p|cp_comm|saved_activations|deallocate|defer|dispatcher|mem_eff")

@@ -56,7 +56,7 @@ def _accepted_changes(facts: Facts, reason: str) -> list[tuple[Setting, Facts]]:
     """Single changes with which Megatron-Core accepts the recipe, or with which it at least doesn't say this."""
     accepted: list[tuple[Setting, Facts]] = []
     others: list[tuple[Setting, Facts]] = []
-    changed_by_user = False
+    changed_by_user, broken = False, _broken_rules(facts)
     for setting in _settings(facts, reason):
         by_user = _by_user(facts, setting)
         # Of a recipe's settings, only those of the layout and switches are alternatives: its sizes are another model.
@@ -70,15 +70,24 @@ def _accepted_changes(facts: Facts, reason: str) -> list[tuple[Setting, Facts]]:
         for changed in _other_values(facts, setting, reason):
             recipe = copy.deepcopy(facts.recipe)
             setattr(node_at(recipe, changed.owner), changed.name, changed.value)
-            after = read_facts(recipe, machine=facts.machine, environment=facts.environment)
+            after = read_facts(
+                recipe, devices=facts.devices, nodes=facts.nodes, machine=facts.machine, environment=facts.environment
+            )
             now = refused(after)
-            if after.config is not None and not now and not after.layout.world_problem(after.world_size):
+            if after.config is not None and not now and _broken_rules(after) <= broken:
                 accepted.append((changed, after))
                 changed_by_user |= by_user
                 break
             if reason not in now:
                 others.append((changed, after))
     return accepted or others[:1]
+
+
+def _broken_rules(facts: Facts) -> set[str]:
+    """The other rules that a recipe breaks. A change that breaks one more doesn't help, and may only hide the refusal."""
+    from nemo2.preflight.checks.table import RULES, apply_rules
+
+    return {problem.rule for problem in apply_rules(facts, [rule for rule in RULES if rule.name != AGREES])}
 
 
 def _settings(facts: Facts, reason: str) -> list[Setting]:
