@@ -67,7 +67,8 @@ class LossGuard(pl.Callback):
                 )
         if not (is_number(spike_factor) and 1 < spike_factor < math.inf):  # NaN too
             raise ConfigError(
-                f"LossGuard.spike_factor={spike_factor!r}: must be a number above 1. Otherwise every step or none would be a spike."
+                f"LossGuard.spike_factor={spike_factor!r}: must be a number above 1. Otherwise every step or none "
+                "would be a spike."
             )
         require_counts("LossGuard", window=window, max_skips=max_skips)
         self.on_nonfinite = on_nonfinite

@@ -127,7 +127,8 @@ def unbuilt_stages(pattern: Optional[str], stages: int) -> Optional[str]:
         return None
     return (
         f"model.config.hybrid_override_pattern={pattern!r} has {len(parts)} stages, but "
-        f"strategy.pipeline_model_parallel_size={stages}. Set pipeline_model_parallel_size={len(parts)}, or move or remove the '|'."
+        f"strategy.pipeline_model_parallel_size={stages}. Set pipeline_model_parallel_size={len(parts)}, "
+        "or move or remove the '|'."
     )
 
 

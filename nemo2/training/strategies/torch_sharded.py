@@ -116,8 +116,8 @@ class TorchShardedStrategy(BaseStrategy):
         ):
             yield (
                 f"model.config.mtp_detach_heads=True{at(config, 'mtp_detach_heads')} with {type(self).__name__}: Megatron-Core "
-                "clips gradients of detached heads by a norm of their own, but this strategy has one norm for the whole model. Set "
-                "mtp_detach_heads=False or optim.config.clip_grad=0.0, or use MegatronStrategy."
+                "clips gradients of detached heads by a norm of their own, but this strategy has one norm for the whole model. "
+                "Set mtp_detach_heads=False or optim.config.clip_grad=0.0, or use MegatronStrategy."
             )
         requested = {"trainer.plugins": dtypes, "model.config": config}
         for path, name in itertools.product(requested, ("fp8", "fp4")):
