@@ -160,11 +160,6 @@ EXAMPLES: tuple[Example, ...] = (
         here=True,
     ),
     example("delta-nets-are-whole", f"{CP}=2->1", recipe="qwen35_9b"),
-    example(
-        "delta-nets-are-whole",
-        "model.config.experimental_attention_variant=gated_delta_net-> model.config.linear_attention_freq=2->",
-        recipe="deepseek_v2_lite",
-    ),
     # Attention
     example("back-end-is-left", f"{BACKEND}=unfused->fused {CP}=2"),
     example("largest-scores-have-a-reader", "model.config.qk_clip=True->False"),
@@ -194,7 +189,6 @@ EXAMPLES: tuple[Example, ...] = (
     example("layers-for-every-stage", f"{PP}=2 {FIRST}=12 {LAST}=12->20"),
     example("layers-over-virtual-stages", f"{PP}=4 {VP}=2 {FIRST}=5->4 {LAST}=3->4"),
     example("written-stages-are-built", f"{PP}=2 strategy.pipeline_model_parallel_layout='Et*8|t*8|t*8|t*8L' ->{VP}=2"),
-    example("written-stages-are-built", f"strategy.pipeline_model_parallel_layout='Et*16|t*16L' ->{PP}=2"),
     example(
         "written-stages-are-built",
         f"model.config.num_layers=4 model.config.hybrid_override_pattern='MM|MM' ->{PP}=2",
