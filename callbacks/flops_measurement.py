@@ -8,6 +8,7 @@ from typing import Any, Optional
 import lightning.pytorch as pl
 
 from nemo2.base.backend import get_backend
+from nemo2.base.counts import is_number
 from nemo2.base.errors import ConfigError
 from nemo2.callbacks.consumption import global_batch
 from nemo2.config.capture import configurable
@@ -52,8 +53,10 @@ class FLOPsMeasurementCallback(pl.Callback):
         causal: bool = False,
         peak_tflops: Optional[float] = None,
     ) -> None:
-        if peak_tflops is not None and not 0 < peak_tflops < math.inf:
-            raise ConfigError(f"FLOPsMeasurementCallback.peak_tflops={peak_tflops}: must be positive, for example 989.")
+        if peak_tflops is not None and not (is_number(peak_tflops) and 0 < peak_tflops < math.inf):
+            raise ConfigError(
+                f"FLOPsMeasurementCallback.peak_tflops={peak_tflops!r}: must be a positive number, for example 989."
+            )
         if model_config is not None and not _is_transformer(model_config):
             raise ConfigError(
                 f"FLOPsMeasurementCallback.model_config={model_config!r} is not the configuration of a transformer, with "

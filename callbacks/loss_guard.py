@@ -12,7 +12,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from nemo2.base import ranks
-from nemo2.base.counts import require_counts
+from nemo2.base.counts import is_number, require_counts
 from nemo2.base.errors import ConfigError, RuntimeFault
 from nemo2.base.names import did_you_mean
 from nemo2.config.capture import configurable
@@ -65,9 +65,10 @@ class LossGuard(pl.Callback):
                 raise ConfigError(
                     f"LossGuard.{name}={value!r}: must be 'stop' or 'skip'{did_you_mean(str(value), _POLICIES, listed=True)}"
                 )
-        if not 1 < spike_factor < math.inf:  # NaN too
+        if not (is_number(spike_factor) and 1 < spike_factor < math.inf):  # NaN too
             raise ConfigError(
-                f"LossGuard.spike_factor={spike_factor}: must be a number above 1. Otherwise every step or none would be a spike."
+                f"LossGuard.spike_factor={spike_factor!r}: must be a number above 1. Otherwise every step or none "
+                "would be a spike."
             )
         require_counts("LossGuard", window=window, max_skips=max_skips)
         self.on_nonfinite = on_nonfinite

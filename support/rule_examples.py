@@ -188,6 +188,12 @@ EXAMPLES: tuple[Example, ...] = (
     example("layers-for-every-stage", f"{PP}=2 {FIRST}=40->20"),
     example("layers-for-every-stage", f"{PP}=2 {FIRST}=12 {LAST}=12->20"),
     example("layers-over-virtual-stages", f"{PP}=4 {VP}=2 {FIRST}=5->4 {LAST}=3->4"),
+    example("written-stages-are-built", f"{PP}=2 strategy.pipeline_model_parallel_layout='Et*8|t*8|t*8|t*8L' ->{VP}=2"),
+    example(
+        "written-stages-are-built",
+        f"model.config.num_layers=4 model.config.hybrid_override_pattern='MM|MM' ->{PP}=2",
+        recipe="mamba2_2_7b",
+    ),
     example("stages-send-what-they-hold", f"{PP}=2 strategy.pipeline_dtype=torch.float32->torch.bfloat16"),
     example(
         "two-interleaved-stages-overlap-messages",
@@ -221,6 +227,11 @@ EXAMPLES: tuple[Example, ...] = (
     example(
         "balancing-losses-have-their-weights",
         "model.config.moe_aux_loss_coeff=[0.1,0.1]->0.1",
+        recipe="deepseek_v2_lite",
+    ),
+    example(
+        "balancing-losses-have-their-weights",
+        "model.config.moe_router_load_balancing_type=sinkhorn model.config.moe_aux_loss_coeff=0.1->0.0",
         recipe="deepseek_v2_lite",
     ),
     example(

@@ -12,6 +12,11 @@ def is_count(value: object, least: int = 1) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool) and value >= least
 
 
+def is_number(value: object) -> TypeGuard[float]:
+    """Whether the value is a number, and not a boolean."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
 def count_problems(owner: str, *, least: int = 1, others: Sequence[str | None] = (), **counts: object) -> list[str]:
     """A sentence for each of the settings in ``counts`` that isn't a whole number of at least ``least``.
 

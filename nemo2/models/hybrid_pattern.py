@@ -101,12 +101,12 @@ def uncut_hybrid_problems(setting: Callable[[str], Any]) -> Iterator[str]:
 def left_out_layers(config: Any) -> Optional[str]:
     """Why the pipeline stages of a hybrid would not hold all its layers together. None: they do.
 
-    Megatron-Core 0.16 builds such a model without an error. With ``|`` the pattern itself defines the stages.
+    Megatron-Core 0.16 builds such a model without an error.
     """
-    stages = config.pipeline_model_parallel_size
+    stages, pattern = config.pipeline_model_parallel_size, config.hybrid_override_pattern
     ends = [config.num_layers_in_first_pipeline_stage, config.num_layers_in_last_pipeline_stage]
-    if stages == 1 or "|" in (config.hybrid_override_pattern or ""):
-        return None
+    if stages == 1 or "|" in (pattern or ""):
+        return unbuilt_stages(pattern, stages)
     stated = [size for size in ends if size is not None]
     between, layers = stages - len(stated), config.num_layers - sum(stated)
     if layers >= 0 and (layers % between == 0 if between else layers == 0):
@@ -116,6 +116,19 @@ def left_out_layers(config: Any) -> Optional[str]:
         f"strategy.pipeline_model_parallel_size={stages}: model.config.num_layers={config.num_layers} leaves {layers} "
         f"layers for {between} stages{beside}, which cannot be split evenly. Set a pipeline-parallel size that "
         "divides them, or other values for num_layers_in_first_pipeline_stage and num_layers_in_last_pipeline_stage."
+    )
+
+
+def unbuilt_stages(pattern: Optional[str], stages: int) -> Optional[str]:
+    """Why a pipeline of so many ``stages`` would not build those that a pattern writes out with ``|``. None: it does, or none are
+    written out. Megatron-Core gives each rank the part of its number, and builds no other."""
+    parts = (pattern or "").partition("/")[0].split("|")
+    if len(parts) in (1, stages):
+        return None
+    return (
+        f"model.config.hybrid_override_pattern={pattern!r} has {len(parts)} stages, but "
+        f"strategy.pipeline_model_parallel_size={stages}. Set pipeline_model_parallel_size={len(parts)}, "
+        "or move or remove the '|'."
     )
 
 

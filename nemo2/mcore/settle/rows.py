@@ -6,6 +6,7 @@ applies to all; different values in two are a conflict. Reasons without a source
 """
 
 from dataclasses import fields
+from inspect import signature
 from typing import Any
 
 import torch
@@ -414,6 +415,23 @@ LAYERS: tuple[Row, ...] = (
         lambda run: run[f"{DDP}.use_megatron_fsdp"] and not run.explicit(_FUSED_ACCUMULATION),
     ),
 )
+
+
+def sizes_beyond(strategy: type) -> tuple[Row, ...]:
+    """The rows of a strategy that lets torch shard the model, for the sizes that it has no parameter for."""
+    return tuple(
+        Conflict(
+            "sizes-on-the-strategy",
+            (f"{MODEL}.{field.name}",),
+            f"{strategy.__name__} has no such size",
+            f"Remove model.config.{field.name}, or use MegatronStrategy with strategy.{field.name}.",
+            lambda run, name=field.name: (
+                run.requested(f"{MODEL}.{name}") and run[f"{MODEL}.{name}"] != run[f"{STRATEGY}.{name}"]
+            ),
+        )
+        for field in fields(ParallelismConfig)
+        if field.name not in signature(strategy).parameters
+    )
 
 
 def without_gradient_buffers(strategy: str) -> tuple[Row, ...]:

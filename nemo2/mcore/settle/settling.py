@@ -117,7 +117,7 @@ def settle(recipe: Any, machine: Machine, *, parts: Optional[Parts] = None, layo
             precision=parts.get("trainer.plugins"),
         )
         with quietly():
-            settled = settle_sharded(run, machine, strategy=type(strategy).__name__)
+            settled = settle_sharded(run, machine, strategy=type(strategy))
         objects = {path: one for path, one in settled.objects.items() if path != "trainer.strategy"}
         return replace(
             settled,
@@ -163,14 +163,15 @@ def _named_as_in_the_recipe(objects: Mapping[str, Any], parts: Parts) -> dict[st
     return {parts.precision_at if path == PLUGINS else path: one for path, one in objects.items()}
 
 
-def settle_sharded(run: RunSettings, machine: Machine, *, strategy: str) -> Settled:
+def settle_sharded(run: RunSettings, machine: Machine, *, strategy: type) -> Settled:
     """As `settle_run`, for the run of a ``strategy`` that lets torch shard the model: it has no gradient buffers of
     Megatron-Core's."""
     attempts, run = _Attempts(), run.copied(machine)
     model, changed = _adjusted_model(run)
     if attempts.attempt("one-precision", lambda: _apply_precision(run) or True) and model is not None:
-        attempts.attempt("megatron-core-agrees", lambda: write_parallelism(run))
-        apply(rows.without_gradient_buffers(strategy), run)
+        if attempts.attempt("sizes-on-the-strategy", lambda: apply(rows.sizes_beyond(strategy), run) or True):
+            attempts.attempt("megatron-core-agrees", lambda: write_parallelism(run))
+        apply(rows.without_gradient_buffers(strategy.__name__), run)
     return attempts.settled(run, changed)
 
 

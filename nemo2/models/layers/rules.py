@@ -111,6 +111,11 @@ def delta_net_problems(config: Any, *, tp: int, cp: int) -> list[str]:
             f"mtp_num_layers={config.mtp_num_layers}: models with gated DeltaNet layers have no multi-token prediction "
             "here. Set mtp_num_layers=None."
         )
+    if getattr(config, "multi_latent_attention", False):
+        problems.append(
+            "multi_latent_attention=True: gated DeltaNet layers take the projections of ordinary attention. Set "
+            "multi_latent_attention=False, or experimental_attention_variant=None."
+        )
     return problems
 
 

@@ -9,7 +9,7 @@ asks again.
 
 import copy
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import fiddle as fdl
@@ -22,6 +22,7 @@ from nemo2.config.aliases import decided_elsewhere, parameter_names
 from nemo2.config.derivations import Setting
 from nemo2.config.walk import node_at, set_at, who_set
 from nemo2.preflight.checks.facts import Facts, read_facts
+from nemo2.preflight.checks.rule import Rule
 
 AGREES = "megatron-core-agrees"
 MOST_ROUNDS = 5
@@ -40,23 +41,24 @@ def refused(facts: Facts) -> list[str]:
     return list(dict.fromkeys(" ".join(text.split()) for text in words))
 
 
-def refusals(facts: Facts) -> Iterator[str]:
-    """Messages for the settings that the installed Megatron-Core refuses, also for those behind its first refusal."""
+def refusals(facts: Facts, of_ranks: Sequence[Rule]) -> Iterator[str]:
+    """Messages for the settings that the installed Megatron-Core refuses, also for those behind its first refusal. No change that
+    breaks one of the rules ``of_ranks`` is offered."""
     for _ in range(MOST_ROUNDS):
         if not (reasons := refused(facts)):
             return
-        changes = _accepted_changes(facts, reasons[0])
+        changes = _accepted_changes(facts, reasons[0], of_ranks)
         yield _message(facts, reasons[0], [setting for setting, _ in changes])
         if not changes:
             return
         facts = changes[0][1]
 
 
-def _accepted_changes(facts: Facts, reason: str) -> list[tuple[Setting, Facts]]:
+def _accepted_changes(facts: Facts, reason: str, of_ranks: Sequence[Rule]) -> list[tuple[Setting, Facts]]:
     """Single changes with which Megatron-Core accepts the recipe, or with which it at least doesn't say this."""
     accepted: list[tuple[Setting, Facts]] = []
     others: list[tuple[Setting, Facts]] = []
-    changed_by_user = False
+    changed_by_user, broken = False, _broken_rules(facts, of_ranks)
     for setting in _settings(facts, reason):
         by_user = _by_user(facts, setting)
         # Of a recipe's settings, only those of the layout and switches are alternatives: its sizes are another model.
@@ -70,15 +72,23 @@ def _accepted_changes(facts: Facts, reason: str) -> list[tuple[Setting, Facts]]:
         for changed in _other_values(facts, setting, reason):
             recipe = copy.deepcopy(facts.recipe)
             setattr(node_at(recipe, changed.owner), changed.name, changed.value)
-            after = read_facts(recipe, machine=facts.machine, environment=facts.environment)
+            after = read_facts(
+                recipe, devices=facts.devices, nodes=facts.nodes, machine=facts.machine, environment=facts.environment
+            )
             now = refused(after)
-            if after.config is not None and not now and not after.layout.world_problem(after.world_size):
+            if after.config is not None and not now and _broken_rules(after, of_ranks) <= broken:
                 accepted.append((changed, after))
                 changed_by_user |= by_user
                 break
             if reason not in now:
                 others.append((changed, after))
     return accepted or others[:1]
+
+
+def _broken_rules(facts: Facts, of_ranks: Sequence[Rule]) -> set[str]:
+    """The other rules that a recipe breaks. A change that breaks one more doesn't help, and may only hide the refusal."""
+    broken = {rule.name for rule in of_ranks if facts.has_layout and any(rule.find(facts))}
+    return broken | {refusal.rule for refusal in facts.settled.refusals if refusal.rule != AGREES}
 
 
 def _settings(facts: Facts, reason: str) -> list[Setting]:

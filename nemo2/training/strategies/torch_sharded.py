@@ -109,6 +109,16 @@ class TorchShardedStrategy(BaseStrategy):
                 f"{type(self).__name__}: a CUDA graph requires parameters at fixed addresses, but this strategy "
                 "gathers parameters into new memory in every step. Set cuda_graph_impl='none', or use MegatronStrategy."
             )
+        if (
+            getattr(config, "mtp_detach_heads", False)
+            and config.mtp_num_layers
+            and getattr(optimizer, "clip_grad", 0.0)
+        ):
+            yield (
+                f"model.config.mtp_detach_heads=True{at(config, 'mtp_detach_heads')} with {type(self).__name__}: Megatron-Core "
+                "clips gradients of detached heads by a norm of their own, but this strategy has one norm for the whole model. "
+                "Set mtp_detach_heads=False or optim.config.clip_grad=0.0, or use MegatronStrategy."
+            )
         requested = {"trainer.plugins": dtypes, "model.config": config}
         for path, name in itertools.product(requested, ("fp8", "fp4")):
             if (value := getattr(requested[path], name, None)) is not None:
@@ -134,7 +144,7 @@ class TorchShardedStrategy(BaseStrategy):
             precision=precision,
             machine=Machine.here(),
         )
-        settled = settle_sharded(run, run.machine, strategy=type(self).__name__)
+        settled = settle_sharded(run, run.machine, strategy=type(self))
         settled.apply(run)
         announce_machine_settings(settled.machine_decides)
 

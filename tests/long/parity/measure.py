@@ -137,13 +137,18 @@ def _pieces(trainer: Any, whole: dict[gradients.Name, dict[str, Any]]) -> Iterab
     optimizer = trainer.lightning_module.optim.config
     clipping = moments.clipped(float(trainer.callback_metrics["grad_norm"]), optimizer.clip_grad)
     pieces = moments.pieces_of(trainer.strategy, whole, factor=(1 - optimizer.adam_beta1) * clipping)
-    return gradients.without_padding(pieces, trainer.lightning_module.tokenizer.vocab_size)
+    return gradients.without_padding(pieces, _token_ids(trainer))
 
 
 def _megatrons(trainer: Any) -> Iterable[gradients.Piece]:
     """This rank's gradients as Megatron-Core's buffers have them."""
     pieces = gradients.pieces_of(trainer.strategy.megatron_parallel)
-    return gradients.without_padding(pieces, trainer.lightning_module.tokenizer.vocab_size)
+    return gradients.without_padding(pieces, _token_ids(trainer))
+
+
+def _token_ids(trainer: Any) -> int:
+    module = trainer.lightning_module
+    return module.config.num_token_ids(module.tokenizer)
 
 
 class Recorder(pl.Callback):

@@ -148,7 +148,7 @@ def _mixers(facts: Facts) -> Iterator[str]:
 @CONTEXT.rule("delta-nets-are-whole")
 def _delta_nets(facts: Facts) -> Iterator[str]:
     """Gated DeltaNet layers (Qwen3-Next, Qwen 3.5) need whole sequences, whole heads on each tensor-parallel rank, and a model
-    without multi-token prediction.
+    with neither multi-token prediction nor latent attention.
 
     Otherwise: The model raises an error when it is built.
     """

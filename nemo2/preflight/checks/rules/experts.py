@@ -87,14 +87,20 @@ def _topk(facts: Facts) -> Iterator[str]:
 @EXPERTS.rule("balancing-losses-have-their-weights")
 def _balancing(facts: Facts) -> Iterator[str]:
     """A list of weights in `moe_aux_loss_coeff` requires a list of as many losses in `moe_router_load_balancing_type`.
+    Balancing by "sinkhorn" has no loss.
 
-    Otherwise: The first step raises TypeError, or Megatron-Core rejects the model configuration.
+    Otherwise: The first step raises an error, or Megatron-Core rejects the model configuration.
     """
     weights, losses = facts.of_model("moe_aux_loss_coeff"), facts.of_model("moe_router_load_balancing_type")
     if isinstance(weights, list) and not (isinstance(losses, list) and len(losses) == len(weights)):
         yield (
             f"model.config.moe_aux_loss_coeff={weights} with moe_router_load_balancing_type={losses!r}: each loss requires one "
             "weight. Set a number, or lists of the same length."
+        )
+    elif weights and losses == "sinkhorn":
+        yield (
+            f"model.config.moe_aux_loss_coeff={weights} with moe_router_load_balancing_type='sinkhorn': Megatron-Core's Sinkhorn "
+            "routing has no loss to weigh. Set moe_aux_loss_coeff=0.0, or another moe_router_load_balancing_type."
         )
 
 

@@ -2,9 +2,10 @@
 """Rules about the split of layers into pipeline stages, and the messages between stages."""
 
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
-from nemo2.base.counts import is_count
+from nemo2.base.counts import counted, is_count
 from nemo2.preflight.checks.arithmetic import divisors, indivisible
 from nemo2.preflight.checks.facts import Facts
 from nemo2.preflight.checks.rule import Topic
@@ -103,6 +104,35 @@ def _virtual_layers(facts: Facts) -> Iterator[str]:
     vp = facts.layout.vp or 1
     for name, size in _ends(facts).items() if facts.layout.interleaved else ():
         yield from indivisible(name, size, "strategy.virtual_pipeline_model_parallel_size", vp)
+
+
+@PIPELINE.rule("written-stages-are-built")
+def _written(facts: Facts) -> Iterator[str]:
+    """`pipeline_model_parallel_layout` must have as many stages as the pipeline-parallel size times the virtual-pipeline
+    size. The pattern of a hybrid that has stages (`|`) must have as many as the pipeline-parallel size.
+
+    Otherwise: The run doesn't build the other stages, and trains without their layers.
+    """
+    from megatron.core.transformer.pipeline_parallel_layer_layout import PipelineParallelLayerLayout
+
+    from nemo2.models.hybrid_pattern import unbuilt_stages
+
+    pattern = facts.of_model("hybrid_override_pattern")
+    if isinstance(pattern, str) and (problem := unbuilt_stages(pattern, facts.layout.pp)):
+        yield problem
+    written, pp = facts.of_strategy("pipeline_model_parallel_layout"), facts.layout.pp
+    if written is None or (pp > 1 and facts.layout.vp is not None):
+        return
+    with suppress(AssertionError):  # Megatron-Core's own about the letters, which the last rule tells
+        stages = (
+            PipelineParallelLayerLayout.get_num_stages_from_str(written) if isinstance(written, str) else len(written)
+        )
+        if stages > pp and stages % pp == 0:
+            size, name = (stages, "") if pp == 1 else (stages // pp, "virtual_")
+            yield (
+                f"strategy.pipeline_model_parallel_layout={written!r} has {stages} stages, but the layout has {pp}. Set "
+                f"strategy.{name}pipeline_model_parallel_size={size}, or write {counted(pp, 'stage')}."
+            )
 
 
 @PIPELINE.settled("stages-send-what-they-hold")

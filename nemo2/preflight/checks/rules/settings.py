@@ -291,5 +291,6 @@ def _megatron(facts: Facts) -> Iterator[str]:
     """
     if facts.settled.refused("megatron-core-agrees"):
         from nemo2.preflight.checks.megatron import refusals
+        from nemo2.preflight.checks.rules.ranks import RANKS
 
-        yield from refusals(facts)
+        yield from refusals(facts, RANKS.rules)
