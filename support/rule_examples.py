@@ -32,7 +32,7 @@ CORPUS = {"paths": "corpus", "seq_length": 128, "micro_batch_size": 8, "global_b
 """Arguments of a data module that reads files."""
 PROFILED = "PytorchProfilerCallback(start_step=2,end_step=5"
 LATER = "PytorchProfilerCallback(start_step=5,end_step=7"
-SQUAD = "SquadDataModule(seq_length=512,global_batch_size=16,micro_batch_size=1"
+SQUAD = "SquadDataModule(seq_length=512,global_batch_size=16,micro_batch_size=1,tokenizer=ByteTokenizer()"
 
 
 SIZES_16 = "seq_length=128,global_batch_size=16,micro_batch_size=8"
@@ -42,7 +42,7 @@ RECORDS = f"HFDatasetDataModule(path_or_dataset=records,{SIZES_16},tokenizer=Byt
 def packed(size: int = 4096, micro_batch_size: int = 1) -> str:
     """A data module with packed samples."""
     specs = f"PackedSequenceSpecs(packed_sequence_size={size})"
-    sizes = f"seq_length=4096,global_batch_size=64,micro_batch_size={micro_batch_size}"
+    sizes = f"seq_length=4096,global_batch_size=64,micro_batch_size={micro_batch_size},tokenizer=ByteTokenizer()"
     return f"'data=FineTuningDataModule(dataset_root=chats,{sizes},packed_sequence_specs={specs})'"
 
 
@@ -276,7 +276,8 @@ EXAMPLES: tuple[Example, ...] = (
     example(
         "packs-reset-linear-attention",
         packed(),
-        "'data=FineTuningDataModule(dataset_root=chats,seq_length=4096,global_batch_size=64,micro_batch_size=1)'",
+        "'data=FineTuningDataModule(dataset_root=chats,seq_length=4096,global_batch_size=64,micro_batch_size=1,"
+        "tokenizer=ByteTokenizer())'",
         recipe="qwen35_9b",
     ),
     example(

@@ -287,6 +287,9 @@ def _late_errors(executor: Any) -> Iterator[str]:
         for limit in executor.ulimits:
             if not _ULIMIT.match(limit):
                 yield f"DockerExecutor.ulimits: {limit!r} must be NAME:SOFT or NAME:SOFT:HARD, such as 'memlock:-1:-1'."
+    job_dir = (kind == "SlurmExecutor" and getattr(executor.tunnel, "job_dir", None)) or "/"
+    if not job_dir.startswith("/"):
+        yield f"tunnel.job_dir={job_dir!r}: must be an absolute path on a file system that all nodes share."
     for field, keys in _VOLUME_KEYS.get(kind, {}).items():
         for volume in getattr(executor, field):
             if missing := [key for key in keys if not (isinstance(volume, Mapping) and volume.get(key))]:

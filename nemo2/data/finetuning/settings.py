@@ -77,6 +77,10 @@ class DatasetSettings:
                 options[name] = typed(value, hints[name])
             except WrongType as error:
                 raise ConfigError(f"data.dataset_kwargs.{name} {error}.") from error
+            if options[name] == "":  # the encoders would take it as none
+                raise ConfigError(
+                    f"data.dataset_kwargs.{name}='': the text is empty. Write it out, or leave the setting out."
+                )
         settings = cls(**options)
         settings.limits(1)
         if settings.truncation_field is None and settings.truncation_method == "left":

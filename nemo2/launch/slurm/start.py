@@ -353,12 +353,7 @@ def _set_run_directory(recipe: Any, settings: ClusterSettings, shell: Shell, fol
 
 
 def _jobs_dir(executor: Any, shell: Shell) -> str:
-    job_dir = getattr(executor.tunnel, "job_dir", "") or ""
-    if job_dir:
-        if not job_dir.startswith("/"):
-            raise ConfigError(
-                f"tunnel.job_dir={job_dir!r}: must be an absolute path on a file system that all nodes share."
-            )
+    if job_dir := getattr(executor.tunnel, "job_dir", "") or "":
         return job_dir.rstrip("/")
     if not shell.local:
         raise ConfigError("tunnel.job_dir is empty. Set a directory on the cluster that all nodes share.")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Optional
 from nemo2.base.backend import extras
 from nemo2.base.counts import is_count
 from nemo2.base.errors import ConfigError
+from nemo2.checkpoint.auto_resume import starts_from_weights
 from nemo2.config.walk import callbacks_of, class_of, node_at
 from nemo2.mcore.parallel.layout import LAYOUT_FIELDS, Layout
 from nemo2.mcore.settle.machine import Machine
@@ -97,6 +98,13 @@ class Facts:
         reductions = [getattr(model, f"{stage}loss_reduction", None) for stage in ("validation_", "")]
         own = any(not (one.__module__ or "").startswith("nemo2.") for one in reductions if inspect.isfunction(one))
         return getattr(self.trainer, "limit_val_batches", None) != 0 and not own
+
+    @property
+    def lacks_weights(self) -> bool:
+        """Whether this is a run of `llm.finetune` that names no weights to start from."""
+        # "peft" is a parameter of llm.finetune only.
+        parameters = getattr(self.at("__signature_info__"), "parameters", {})
+        return "peft" in parameters and not starts_from_weights(self.at("resume"), self.strategy)
 
     @property
     def config(self) -> Optional[Any]:

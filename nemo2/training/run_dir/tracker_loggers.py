@@ -4,7 +4,7 @@
 import logging
 import os
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any, Literal, Optional, Union
 
 from lightning.fabric.loggers.logger import rank_zero_experiment
 from lightning.fabric.utilities.logger import _convert_params, _flatten_dict
@@ -36,7 +36,7 @@ class MLFlowTracker(MLFlowLogger):
         self,
         experiment_name: str = "lightning_logs",
         run_name: Optional[str] = None,
-        tracking_uri: Optional[str] = None,
+        tracking_uri: Optional[Union[Literal[""], str]] = None,
         tags: Optional[dict[str, Any]] = None,
         artifact_location: Optional[str] = None,
         run_id: Optional[str] = None,

@@ -4,6 +4,7 @@
 import inspect
 import re
 import subprocess
+from contextlib import nullcontext
 from dataclasses import fields
 from importlib import import_module
 
@@ -99,6 +100,12 @@ def home(tmp_path, monkeypatch):
     monkeypatch.setattr("nemo2.launch.slurm.start.timestamp", lambda: "then")
     for kind in ("skypilot", "skypilot_jobs"):  # the package isn't needed to make one
         monkeypatch.setattr(f"nemo_run.core.execution.{kind}._SKYPILOT_AVAILABLE", True)
+
+
+@pytest.mark.parametrize(("job_dir", "legal"), [("jobs", False), ("~/jobs", False), ("/jobs", True), ("", True)])
+def test_the_folder_of_slurms_jobs_is_absolute(job_dir, legal):
+    with nullcontext() if legal else pytest.raises(ConfigError, match="tunnel.job_dir"):
+        check_fields(slurm(tunnel=nemo_run.LocalTunnel(job_dir=job_dir)))
 
 
 def test_each_field_of_a_slurm_executor_arrives_or_is_told(capsys):

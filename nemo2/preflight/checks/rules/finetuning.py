@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 from nemo2.base.advice import advice
 from nemo2.base.errors import ConfigError, Nemo2Error
-from nemo2.checkpoint.auto_resume import starts_from_weights
 from nemo2.mcore.parallel.cuda_graphs import kind_of
 from nemo2.mcore.parallel.transform import refuse_reading_weights
 from nemo2.preflight.checks.facts import Facts
@@ -123,9 +122,7 @@ def _weights(facts: Facts) -> Iterator[str]:
 
     Otherwise: The run would train adapters on random weights, or train the whole model from random weights.
     """
-    # "peft" is a parameter of llm.finetune only.
-    parameters = getattr(facts.at("__signature_info__"), "parameters", {})
-    if "peft" in parameters and not starts_from_weights(facts.at("resume"), facts.strategy):
+    if facts.lacks_weights:
         yield (
             "resume.restore_config=None: llm.finetune starts from existing weights, but the recipe names none. "
             f"{advice('Add --from with', 'Set resume.restore_config.path to')} a checkpoint, an imported model "

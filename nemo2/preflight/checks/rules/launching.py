@@ -73,7 +73,7 @@ def _name(facts: Facts) -> Iterator[str]:
     if getattr(log, "explicit_log_dir", None):
         return  # in whose place neither is used
     for field in ("name", "version"):
-        if (value := getattr(log, field, None)) is not None:
+        if (value := getattr(log, field, None)) is not None and (field, value) != ("version", ""):  # an empty text
             try:
                 safe_name(value, field=f"log.{field}")
             except ConfigError as error:
@@ -262,7 +262,7 @@ def _text(facts: Facts) -> Iterator[str]:
     data = facts.parts.get("data")
     restore = facts.at("resume.restore_config.path")
     text = hasattr(data, "reads_text") and data.reads_text()
-    if not (text and restore or hasattr(data, "check_files")):
+    if not (text or hasattr(data, "check_files")) or facts.lacks_weights:
         return  # without weights to fine-tune from, the rule about them is broken
     try:
         tokenizer = known_tokenizer(facts, "data")

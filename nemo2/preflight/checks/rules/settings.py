@@ -27,10 +27,6 @@ AGREEMENT = Topic("Settings that must agree")
 LAST = Topic("Megatron-Core's own checks")
 _VARIABLE = re.compile(r"(?:^|/)(\$(?:\w+|\{\w+\}))(?:/|$)")
 
-_EMPTY_IS_A_VALUE = "tracking_uri"
-"""The parameter whose empty text differs from None: MLflow's store is in the folder of the runs then, whatever the variable
-MLFLOW_TRACKING_URI says."""
-
 
 @SETTINGS.rule("secrets-stay-in-the-environment")
 def _secrets(facts: Facts) -> Iterator[str]:
@@ -72,10 +68,13 @@ def _variables(facts: Facts) -> Iterator[str]:
 
 
 def _may_be_empty(target: Any, name: str) -> bool:
-    """Whether a parameter takes no path, and has a default other than None or is another library's."""
-    if (parameter := parameters_of(target).get(name)) is None or name == _EMPTY_IS_A_VALUE:
+    """Whether a parameter names the empty text as a value (``Literal[""]``), or takes no path, and has a default other than
+    None or is another library's."""
+    if (parameter := parameters_of(target).get(name)) is None:
         return True
     choices = choices_of(type_hints(target).get(name, parameter.annotation))
+    if any(typing.get_origin(choice) is typing.Literal and "" in typing.get_args(choice) for choice in choices):
+        return True
     takes_path = not {Path, os.PathLike}.isdisjoint(typing.get_origin(choice) or choice for choice in choices)
     has_default = not any(parameter.default is none for none in (None, parameter.empty))
     return not takes_path and (has_default or not is_configurable(target))

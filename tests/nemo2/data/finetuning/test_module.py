@@ -303,6 +303,8 @@ def test_many_threads_give_the_same_samples(root):
             "packed_sequence_size=64 differs from data.seq_length=48",
         ),
         ({"dataset_kwargs": {"promt_template": "x"}}, "'promt_template'; did you mean 'prompt_template'"),
+        ({"dataset_kwargs": {"prompt_template": ""}}, "the text is empty"),
+        ({"dataset_kwargs": {"index_mapping_dir": ""}}, "the text is empty"),
         ({"dataset_kwargs": {"on_too_long": "drop"}}, "on_too_long takes .*, not 'drop'"),
         ({"dataset_kwargs": {"on_bad_line": "drop"}}, "on_bad_line takes .*, not 'drop'"),
         ({"dataset_kwargs": {"answer_only_loss": "no"}}, "answer_only_loss takes true or false, not 'no'"),

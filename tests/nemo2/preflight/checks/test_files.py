@@ -249,7 +249,7 @@ def test_a_logger_that_cannot_write_is_refused_unless_its_files_go_to_the_run(tm
 
 @pytest.mark.parametrize(
     "setting",
-    ["log.log_dir", "log.name", "resume.resume_from_path", "data.directory",
+    ["log.log_dir", "log.name", "log.version", "resume.resume_from_path", "data.directory",
      "model.tokenizer.pretrained_model_name", "log.extra_loggers[0].save_dir"],
 )  # fmt: skip
 def test_an_empty_path_or_name_is_refused(setting: str) -> None:

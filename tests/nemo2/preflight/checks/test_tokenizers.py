@@ -12,6 +12,7 @@ from nemo2.checkpoint.directory import Manifest, write_manifest
 from nemo2.config import Config
 from nemo2.data.finetuning.hf_dataset import HFDatasetDataModule
 from nemo2.data.finetuning.module import ChatDataModule
+from nemo2.data.finetuning.published import SquadDataModule
 from nemo2.data.mock import MockDataModule
 from nemo2.data.tokenizer import AutoTokenizer, ByteTokenizer, NullTokenizer
 from nemo2.preflight.checks.find import find
@@ -85,6 +86,12 @@ def test_weights_name_the_tokenizer_of_text_by_every_path(tmp_path: Path) -> Non
         recipe = finetuning(data(chats), path)
         recipe.data.tokenizer = Config(ByteTokenizer)
         assert rule not in rules_of(recipe)
+    recipe = recipes.get("llama_tiny").pretrain_recipe()
+    recipe.data = Config(SquadDataModule)
+    assert rule in rules_of(recipe)  # of llm.pretrain, without weights
+    assert rule not in rules_of(finetuning(Config(SquadDataModule), None))  # "fine-tuning-begins-with-weights"
+    recipe.data.tokenizer = Config(ByteTokenizer)
+    assert rule not in rules_of(recipe)
 
 
 def test_a_folder_that_holds_no_weights_is_refused_with_the_way_to_name_a_release(tmp_path: Path) -> None:
