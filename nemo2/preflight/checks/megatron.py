@@ -41,24 +41,24 @@ def refused(facts: Facts) -> list[str]:
     return list(dict.fromkeys(" ".join(text.split()) for text in words))
 
 
-def refusals(facts: Facts, of_ranks: Sequence[Rule]) -> Iterator[str]:
+def refusals(facts: Facts, others: Sequence[Rule]) -> Iterator[str]:
     """Messages for the settings that the installed Megatron-Core refuses, also for those behind its first refusal. No change that
-    breaks one of the rules ``of_ranks`` is offered."""
+    breaks one of ``others`` is offered."""
     for _ in range(MOST_ROUNDS):
         if not (reasons := refused(facts)):
             return
-        changes = _accepted_changes(facts, reasons[0], of_ranks)
+        changes = _accepted_changes(facts, reasons[0], others)
         yield _message(facts, reasons[0], [setting for setting, _ in changes])
         if not changes:
             return
         facts = changes[0][1]
 
 
-def _accepted_changes(facts: Facts, reason: str, of_ranks: Sequence[Rule]) -> list[tuple[Setting, Facts]]:
+def _accepted_changes(facts: Facts, reason: str, others: Sequence[Rule]) -> list[tuple[Setting, Facts]]:
     """Single changes with which Megatron-Core accepts the recipe, or with which it at least doesn't say this."""
     accepted: list[tuple[Setting, Facts]] = []
-    others: list[tuple[Setting, Facts]] = []
-    changed_by_user, broken = False, _broken_rules(facts, of_ranks)
+    further: list[tuple[Setting, Facts]] = []
+    changed_by_user, broken = False, _broken_rules(facts, others)
     for setting in _settings(facts, reason):
         by_user = _by_user(facts, setting)
         # Of a recipe's settings, only those of the layout and switches are alternatives: its sizes are another model.
@@ -76,19 +76,26 @@ def _accepted_changes(facts: Facts, reason: str, of_ranks: Sequence[Rule]) -> li
                 recipe, devices=facts.devices, nodes=facts.nodes, machine=facts.machine, environment=facts.environment
             )
             now = refused(after)
-            if after.config is not None and not now and _broken_rules(after, of_ranks) <= broken:
+            if after.config is not None and not now and _broken_rules(after, others) <= broken:
                 accepted.append((changed, after))
                 changed_by_user |= by_user
                 break
             if reason not in now:
-                others.append((changed, after))
-    return accepted or others[:1]
+                further.append((changed, after))
+    return accepted or further[:1]
 
 
-def _broken_rules(facts: Facts, of_ranks: Sequence[Rule]) -> set[str]:
+def _broken_rules(facts: Facts, others: Sequence[Rule]) -> set[str]:
     """The other rules that a recipe breaks. A change that breaks one more doesn't help, and may only hide the refusal."""
-    broken = {rule.name for rule in of_ranks if facts.has_layout and any(rule.find(facts))}
+    broken = {rule.name for rule in others if facts.has_layout and _is_broken(rule, facts)}
     return broken | {refusal.rule for refusal in facts.settled.refusals if refusal.rule != AGREES}
+
+
+def _is_broken(rule: Rule, facts: Facts) -> bool:
+    try:
+        return any(rule.find(facts))
+    except (ArithmeticError, LookupError, TypeError, ValueError):  # of a value that an earlier rule refuses
+        return True
 
 
 def _settings(facts: Facts, reason: str) -> list[Setting]:

@@ -290,6 +290,12 @@ def _megatron(facts: Facts) -> Iterator[str]:
     """
     if facts.settled.refused("megatron-core-agrees"):
         from nemo2.preflight.checks.megatron import refusals
+        from nemo2.preflight.checks.rules.context import CONTEXT
+        from nemo2.preflight.checks.rules.experts import EXPERTS
+        from nemo2.preflight.checks.rules.pipeline import PIPELINE
         from nemo2.preflight.checks.rules.ranks import RANKS
+        from nemo2.preflight.checks.rules.recompute import RECOMPUTE
+        from nemo2.preflight.checks.rules.tensor import TENSOR
 
-        yield from refusals(facts, RANKS.rules)
+        topics = RANKS, TENSOR, CONTEXT, PIPELINE, EXPERTS, RECOMPUTE
+        yield from refusals(facts, [rule for topic in topics for rule in topic.rules])
