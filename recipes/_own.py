@@ -195,7 +195,7 @@ def _recipe(module: ModuleType, name: Optional[str], *, origin: str) -> OwnRecip
     home: Any = module
     if name is not None:
         if not hasattr(module, name):
-            public = [one for one in vars(module) if not one.startswith("_")]
+            public = [var for var in vars(module) if not var.startswith("_")]
             raise ConfigError(f"{origin}: {module.__name__} has no {name!r}{did_you_mean(name, public)}")
         value = getattr(module, name)
         home = SimpleNamespace(**{"RECIPE" if isinstance(value, PretrainRecipe) else "pretrain_recipe": value})

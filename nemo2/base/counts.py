@@ -28,7 +28,7 @@ def count_problems(owner: str, *, least: int = 1, others: Sequence[str | None] =
     return [
         f"{prefix}{name}={value!r}: must be a whole number of at least {least}{choices}."
         for name, value in counts.items()
-        if not is_count(value, least) and not any(value is one or value == one for one in others)
+        if not is_count(value, least) and not any(value is other or value == other for other in others)
     ]
 
 

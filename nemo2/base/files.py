@@ -235,7 +235,7 @@ def output_folder(path: Path | str) -> Path:
 
 def _writable(target: Path) -> Path:
     place = target.resolve() if target.is_file() else target.absolute()
-    above = next((one for one in place.parents if one.exists()), target)
+    above = next((parent for parent in place.parents if parent.exists()), target)
     if not above.is_dir():
         raise ConfigError(f"{target}: {above} is a file, not a directory. Use another path.")
     # A file is replaced by another in its folder; a device or pipe is written to.

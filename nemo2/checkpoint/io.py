@@ -251,7 +251,7 @@ class MegatronCheckpointIO(CheckpointIO):
             _prove(temporary, written)
             manifest = read_manifest(temporary)
             assert manifest is not None
-            hashes = {name: one[1] for part in written for name, one in part.items()}
+            hashes = {name: value[1] for part in written for name, value in part.items()}
             publish(temporary, target, manifest, hashes, overwrite=options.get("overwrite", False))
 
         try:

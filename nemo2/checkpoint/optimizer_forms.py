@@ -228,7 +228,7 @@ def into_shards(shards: "Sequence[Shard]", stored: Collection[str]) -> "list[Sha
 def read_main_parameters(model_state: Any, stored: Mapping[str, Any]) -> bool:
     """Let the sharded ``model_state`` read the optimizer's fp32 parameters in a checkpoint with the entries ``stored``, where the
     checkpoint's model has another dtype than this run's. Returns whether it reads any of them."""
-    tensors = [one for one in nested_values(model_state) if isinstance(one, ShardedTensor | ShardedTensorFactory)]
+    tensors = [value for value in nested_values(model_state) if isinstance(value, ShardedTensor | ShardedTensorFactory)]
     rounded = [
         one
         for one in tensors

@@ -99,7 +99,7 @@ def as_command(verb: Callable[..., Any]) -> Callable[..., None]:
             typing.get_args(one.annotation)[1].rich_help_panel = panels[one.name]
     # typer reads both.
     run.__signature__ = inspect.Signature(parameters)  # pyright: ignore[reportAttributeAccessIssue]
-    run.__annotations__ = {one.name: one.annotation for one in parameters} | {"return": None}
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters} | {"return": None}
     return run
 
 

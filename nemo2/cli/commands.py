@@ -33,10 +33,10 @@ class _Parsed:
 
     def get_params(self, ctx: Any) -> list[Any]:
         params = super().get_params(ctx)  # pyright: ignore[reportAttributeAccessIssue]
-        for one in params:
-            one.process_value = functools.partial(_processed, one)
-            one.display_type_rich = functools.partial(_short_type, one)
-            one._get_number_range_help_str = lambda: None
+        for param in params:
+            param.process_value = functools.partial(_processed, param)
+            param.display_type_rich = functools.partial(_short_type, param)
+            param._get_number_range_help_str = lambda: None
         return params
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -57,7 +57,7 @@ class _Parsed:
         if type(error).__name__ == "MissingParameter" and parameter is not None:
             return f"{ctx.command_path} needs {_name_of(parameter)}.{example}"
         if type(error).__name__ == "BadParameter" and parameter is not None:
-            option = next((one for one in parameter.opts if _value_of(one, args) != _UNKNOWN), None)
+            option = next((opt for opt in parameter.opts if _value_of(opt, args) != _UNKNOWN), None)
             said = _name_of(parameter) if option is None else f"{option} {_value_of(option, args)}"
             return f"{said}: {_rule(str(error.message))}"
         message = str(error.format_message()).rstrip(".")
@@ -67,13 +67,13 @@ class _Parsed:
 
     @property
     def _takes_changes(self) -> bool:
-        return any(one.name == "overrides" for one in self.params)
+        return any(param.name == "overrides" for param in self.params)
 
     def _without_dashes(self, args: list[str]) -> list[str]:
         """The words with ``--a.b=v`` and ``--a.b v`` as ``a.b=v``, in their order: of two values the last one counts.
         Changes before the recipe's name are put behind it."""
         words, early, named, rest = [], [], False, iter(args)
-        with_value = {name for one in self.params if not getattr(one, "is_flag", False) for name in one.opts}
+        with_value = {name for param in self.params if not getattr(param, "is_flag", False) for name in param.opts}
         for word in rest:
             path, equals, value = word.removeprefix("--").partition("=")
             if word.startswith("--") and "." in path:
@@ -89,7 +89,7 @@ class _Parsed:
         return words + early
 
     def _refuse(self, ctx: Any, option: str, args: list[str], error: Exception) -> NoReturn:
-        spellings = (name for one in self.params for name in (*one.opts, *one.secondary_opts))
+        spellings = (name for param in self.params for name in (*param.opts, *param.secondary_opts))
         options = [name for name in spellings if name.startswith("--")]
         words = ctx.command_path.removeprefix("nemo2 ")
         refuse_moved(f"{words} {option}")
@@ -169,7 +169,7 @@ def _paths_in_recipe(option: str, args: list[str]) -> list[str]:
     """The paths of the fields that an unknown option such as ``--max-steps`` names in the recipe of a command line."""
     from nemo2.config.overrides import paths_of
 
-    field, name = option.replace("-", "_"), next((one for one in args if not one.startswith("-")), "")
+    field, name = option.replace("-", "_"), next((arg for arg in args if not arg.startswith("-")), "")
     try:
         return paths_of(recipe_tree(name), field) if field.isidentifier() else []
     except Nemo2Error:  # the recipe's own error comes once the options are right
@@ -228,9 +228,9 @@ class OptionGroup:
 
 def rules_of(groups: tuple[OptionGroup, ...]) -> Iterator[tuple[Callable[..., None], str, tuple[str, ...]]]:
     """`only_with` and `not_with` with their arguments."""
-    for place, one in enumerate(groups):
-        yield only_with, one.option, one.own
-        yield not_with, one.option, tuple(b.option for b in groups[place + 1 :] if b.option not in one.beside)
+    for place, group in enumerate(groups):
+        yield only_with, group.option, group.own
+        yield not_with, group.option, tuple(b.option for b in groups[place + 1 :] if b.option not in group.beside)
 
 
 def refuse_across(groups: tuple[OptionGroup, ...]) -> None:
@@ -262,13 +262,13 @@ def _on_command_line() -> set[str]:
     context = _READ.get()
     if context is None:
         return set()
-    sources = {one.name: context.get_parameter_source(one.name) for one in context.command.params}
+    sources = {param.name: context.get_parameter_source(param.name) for param in context.command.params}
     return {name for name, source in sources.items() if getattr(source, "name", "") == "COMMANDLINE"}
 
 
 def _spelled(name: str) -> str:
     """A parameter's spelling on the command line: its first long option, or NAME for an argument."""
-    parameter = next(one for one in _READ.get().command.params if one.name == name)
+    parameter = next(param for param in _READ.get().command.params if param.name == name)
     if not parameter.opts or not parameter.opts[0].startswith("-"):
         return name.upper()
     return next((opt for opt in parameter.opts if opt.startswith("--")), parameter.opts[0])

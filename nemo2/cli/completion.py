@@ -103,7 +103,7 @@ def candidates(command: Any, words: Sequence[str]) -> list[str]:
     asking = options.get(before[-1]) if before else None
     if asking is not None and not getattr(asking, "is_flag", False):
         return _starting(word, _values_of(asking.name, command))
-    arguments = [one.name for one in command.params if not (one.opts and one.opts[0].startswith("-"))]
+    arguments = [param.name for param in command.params if not (param.opts and param.opts[0].startswith("-"))]
     positional = _positional(before, options)
     if word.startswith("-"):
         dotted = settings(positional[0], word[2:]) if "." in word and positional and "overrides" in arguments else []
@@ -179,13 +179,13 @@ def _offered(target: Any, name: str) -> list[str]:
 
     hint = type_hints(target).get(name, Any)
     values = _words(hint)
-    for one in typing.get_args(hint) or (hint,):
-        if one is bool:
+    for arg in typing.get_args(hint) or (hint,):
+        if arg is bool:
             values += ["True", "False"]
-        elif one is type(None):
+        elif arg is type(None):
             values.append("None")
-        elif isinstance(one, type) and issubclass(one, enum.Enum):
-            values += [member.name for member in one]
+        elif isinstance(arg, type) and issubclass(arg, enum.Enum):
+            values += [member.name for member in arg]
     return values + list(factory_names(part_classes(hint)))
 
 

@@ -25,7 +25,7 @@ def reasons(recipe: Any, gpus: Optional[str], field: str, executor: Optional[str
     effective = settle(recipe, Machine.here() if gpus is None else machine_of(gpus))
     settings = explain_all(recipe, effective) if field == ALL else explain(recipe, effective, field)
     size = effective.world.size if effective.world else effective.layout.model_parallel_size
-    text = "\n".join(one.line() for one in settings) if field == ALL else "\n\n".join(map(str, settings))
+    text = "\n".join(setting.line() for setting in settings) if field == ALL else "\n\n".join(map(str, settings))
     how = "" if field == ALL else "; the last line of each setting is the value in the run"
     text += f"\n\nOn {counted(size, 'rank')} of {effective.machine.describe()}, {effective.layout.describe()}{how}."
     refused = "".join(f"\n\nThe run would stop with an error: {refusal}" for refusal in effective.messages)
@@ -67,6 +67,6 @@ def _variables(recipe: Any, gpus: Optional[str], executor: Optional[str], plugin
     )
     where = f"{counted(nodes, 'node')} x {machine.counted(devices)}"
     text = "\n".join([*origin_lines(origins), f"\nOn {where}; the first line of each is the value that the ranks get."])
-    by_name = {variable: [one._asdict() for one in values] for variable, values in origins.items()}
+    by_name = {variable: [value._asdict() for value in values] for variable, values in origins.items()}
     data = {"variables": by_name, "machine": where}
     return Result(data, text if origins else f"nemo2 sets no variables for {where}.")

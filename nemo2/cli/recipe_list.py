@@ -94,7 +94,7 @@ def _rows(*, own: bool, shipped: bool, finetune: bool) -> tuple[list[dict[str, A
     """A row for each recipe, and a line for each of the user's recipes that can't be read."""
     from nemo2 import recipes
 
-    rows = [one for name in recipes.names() for one in _of_facts(recipes.get(name), finetune)] if shipped else []
+    rows = [fact for name in recipes.names() for fact in _of_facts(recipes.get(name), finetune)] if shipped else []
     if not own:
         return rows, []
     sources, problems = recipes.own()

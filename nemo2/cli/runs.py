@@ -229,7 +229,7 @@ def _local(run: str) -> Path:
     try:
         return run_folder(run)
     except DataError as error:
-        submitted = [one.name for one in slurm.submissions()]
+        submitted = [submission.name for submission in slurm.submissions()]
         if submitted and not Path(run).is_absolute():
             also = f" No run of this name was submitted from this machine either{did_you_mean(run, submitted)}"
             raise DataError(f"{error}{also}") from error

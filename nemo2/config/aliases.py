@@ -139,7 +139,7 @@ def text_form(target: Any, name: str) -> Callable[[str], Any] | None:
 def parameter_names(target: Callable[..., Any]) -> tuple[str, ...]:
     """The parameters of a class or function that can be passed by keyword, in order. Empty without a signature."""
     by_keyword = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
-    return tuple(name for name, one in parameters_of(target).items() if one.kind in by_keyword)
+    return tuple(name for name, value in parameters_of(target).items() if value.kind in by_keyword)
 
 
 def parameters_of(target: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:

@@ -62,5 +62,5 @@ def _is_dtype(annotation: Any) -> bool:
     if isinstance(annotation, str):
         return re.fullmatch(r"(Optional\[)?torch\.dtype(\]| \| None)?", annotation) is not None
     choices = typing.get_args(annotation) or (annotation,)
-    named = {f"{getattr(one, '__module__', '')}.{getattr(one, '__qualname__', '')}" for one in choices}
+    named = {f"{getattr(choice, '__module__', '')}.{getattr(choice, '__qualname__', '')}" for choice in choices}
     return "torch.dtype" in named and str not in choices

@@ -175,7 +175,7 @@ def _item_hint(hint: Any) -> Any:
     if part_classes(hint):
         return hint if takes_a_list(hint) else None
     lists = [choice for choice in choices_of(hint) if choice not in (str, *_NUMBERS)]
-    items = {one for choice in lists for one in typing.get_args(choice) if one is not ...}
+    items = {arg for choice in lists for arg in typing.get_args(choice) if arg is not ...}
     return items.pop() if len(items) == 1 and all(typing.get_origin(choice) in _LISTS for choice in lists) else None
 
 

@@ -366,7 +366,7 @@ class PreTrainingDataModule(MegatronDataModule):
                 "prepare the data again."
             )
         of_ends = ("reset_position_ids", "reset_attention_mask", "eod_mask_loss")
-        name = next((one for one in of_ends if getattr(self, one)), None)
+        name = next((end for end in of_ends if getattr(self, end)), None)
         if name is not None and sidecar.eod != tokenizer.eod:
             raise DataError(
                 f"data.{name}=True would find no end of a document: those of {file.prefix} end with "

@@ -46,7 +46,7 @@ def translated(text: str) -> Translation:
     new_imports = [
         ast.parse("\n".join(new)).body if new is not None else [node] for node, (new, _) in rewritten.items()
     ]
-    names = _bound_names(tree, [one for statements in new_imports for one in statements])
+    names = _bound_names(tree, [statement for statements in new_imports for statement in statements])
     moved, left = _misplaced_fields(tree, names)
     # From the end of a line to its beginning: an edit moves what stands behind it.
     edits = sorted(
@@ -63,7 +63,7 @@ def translated(text: str) -> Translation:
                 written = [*written, "pass"]  # a block must not be empty
             lines[node.lineno - 1 : node.end_lineno] = [indent + f"\n{indent}".join(written) + end]
     left += _unknown_attributes(tree, names, without=[one.node for one in edited])
-    left += _unknown_arguments(tree, names, without=[one.node for one in edits])
+    left += _unknown_arguments(tree, names, without=[edit.node for edit in edits])
     changed = sorted((one.node.lineno, one.message) for one in edited)
     return Translation("".join(lines), sorted(set(left)), changed)
 
@@ -76,7 +76,7 @@ def _rewritten(node: "ast.Import | ast.ImportFrom") -> tuple[Optional[list[str]]
         if (home := _of_lightning(module)) is not None:
             return [f"from {home} import {', '.join(_as(one.name, one.asname or one.name) for one in node.names)}"], []
         if not _of_nemo(module):
-            names = [one.name for one in node.names if one.name != "*"] if _of_nemo_run(module) else []
+            names = [alias.name for alias in node.names if alias.name != "*"] if _of_nemo_run(module) else []
             return None, [f"{name}: the installed {module} has no {name}" for name in names if not _has(module, name)]
         return _of_names(node)
     if not any(_of_nemo(one.name) or _of_lightning(one.name) for one in node.names):
@@ -104,14 +104,14 @@ def _of_names(node: ast.ImportFrom) -> tuple[list[str], list[str]]:
     by_home: dict[str, list[str]] = {}
     written: list[str] = []
     problems: list[str] = []
-    for one in node.names:
-        used = one.asname or one.name
-        if one.name == "*":
+    for alias in node.names:
+        used = alias.asname or alias.name
+        if alias.name == "*":
             home = module_of(node.module or "")
             written.append(f"from {home} import *" if home else f"# from {node.module} import *")
             problems += [] if home else [f"from {node.module} import *: nemo2 has no such module"]
             continue
-        home = module_of(f"{node.module}.{one.name}")
+        home = module_of(f"{node.module}.{alias.name}")
         if home is not None:
             package, _, last = home.rpartition(".")
             if not package:
@@ -119,9 +119,9 @@ def _of_names(node: ast.ImportFrom) -> tuple[list[str], list[str]]:
             else:
                 by_home.setdefault(package, []).append(_as(last, used))
             continue
-        inside, counterpart = module_of(node.module or ""), find(one.name)
-        if inside is not None and counterpart.status in ("gone", "unknown") and _has(inside, one.name):
-            by_home.setdefault(inside, []).append(_as(one.name, used))
+        inside, counterpart = module_of(node.module or ""), find(alias.name)
+        if inside is not None and counterpart.status in ("gone", "unknown") and _has(inside, alias.name):
+            by_home.setdefault(inside, []).append(_as(alias.name, used))
         elif counterpart.status in ("works", "renamed"):
             if counterpart.name:
                 by_home.setdefault(counterpart.home, []).append(_as(counterpart.name, used))
@@ -129,14 +129,14 @@ def _of_names(node: ast.ImportFrom) -> tuple[list[str], list[str]]:
                 written.append(f"import {counterpart.home}" + (f" as {used}" if used != counterpart.home else ""))
             if counterpart.status == "renamed":
                 problems.append(
-                    f"{one.name} is now {counterpart.home}.{counterpart.name}: check its arguments"
+                    f"{alias.name} is now {counterpart.home}.{counterpart.name}: check its arguments"
                     if counterpart.name
                     else ""
                 )
         else:
-            written.append(f"# from {node.module} import {one.name}")
-            reason = reason_of(f"{node.module}.{one.name}") if counterpart.status == "unknown" else None
-            problems.append(f"{one.name}: {reason or counterpart.reason}")
+            written.append(f"# from {node.module} import {alias.name}")
+            reason = reason_of(f"{node.module}.{alias.name}") if counterpart.status == "unknown" else None
+            problems.append(f"{alias.name}: {reason or counterpart.reason}")
     written += [f"from {home} import {', '.join(names)}" for home, names in by_home.items()]
     return written, [problem for problem in problems if problem]
 
@@ -201,10 +201,10 @@ def _bound_names(tree: ast.AST, imports: list[ast.stmt]) -> _Names:
     for node in imports:
         if isinstance(node, ast.Import | ast.ImportFrom) and not getattr(node, "level", 0):
             package = f"{node.module}." if isinstance(node, ast.ImportFrom) else ""
-            for one in node.names:
-                first = one.name if package or one.asname else one.name.partition(".")[0]
-                if one.name != "*":
-                    names[one.asname or first] = ast.parse(f"{package}{first}", mode="eval").body
+            for alias in node.names:
+                first = alias.name if package or alias.asname else alias.name.partition(".")[0]
+                if alias.name != "*":
+                    names[alias.asname or first] = ast.parse(f"{package}{first}", mode="eval").body
     return names
 
 
@@ -347,7 +347,7 @@ def _misplaced_fields(tree: ast.AST, names: _Names) -> tuple[list[_Edit], list[t
         targets = (
             [one for one in node.targets if isinstance(one, ast.Attribute)] if isinstance(node, ast.Assign) else []
         )
-        settings: list[tuple[ast.expr, ast.expr, str]] = [(one, one.value, one.attr) for one in targets]
+        settings: list[tuple[ast.expr, ast.expr, str]] = [(target, target.value, target.attr) for target in targets]
         if (found := _attribute_set(node)) is not None:
             settings.append((found[0], *found))
         for place, owner, name in settings:

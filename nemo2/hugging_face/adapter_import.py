@@ -156,7 +156,7 @@ class _Translated:
     @property
     def scale(self) -> float:
         """The most frequent scale. The second factors of adapters with other scales are multiplied to compensate."""
-        return Counter(one.scale for one in self.adapters.values()).most_common(1)[0][0]
+        return Counter(adapter.scale for adapter in self.adapters.values()).most_common(1)[0][0]
 
     @property
     def rank(self) -> int:
@@ -208,7 +208,7 @@ def _by_first_factor(sections: Iterable[Rows], adapters: Mapping[str, Adapter]) 
 def _translated(
     adapters: Mapping[str, Adapter], base: TensorSource, entries: Sequence[Entry], folder: Path, *, dora: bool
 ) -> _Translated:
-    weights = {f"{module}.weight": one for module, one in adapters.items()}
+    weights = {f"{module}.weight": adapter for module, adapter in adapters.items()}
     named = _named_as_in_table(weights, base.conversion, sizes_of(entries))
     _refuse_other_sizes(named, entries, folder)
     # All sections of a layer, also those without an adapter (Qwen 3.5's first projection has released modules for some each).
@@ -264,13 +264,13 @@ def _named_as_in_table(by_name: Mapping[str, _T], conversion: Conversion, names:
 
 def _refuse_other_sizes(adapters: Mapping[str, Adapter], entries: Sequence[Entry], folder: Path) -> None:
     sizes = sizes_of(entries)
-    for name, one in adapters.items():
+    for name, adapter in adapters.items():
         outputs, inputs = sizes[name]
-        lengths = one.lengths if one.lengths is not None else one.second[:, 0]
-        if (one.second.shape[0], one.first.shape[1], len(lengths)) != (outputs, inputs, outputs):
+        lengths = adapter.lengths if adapter.lengths is not None else adapter.second[:, 0]
+        if (adapter.second.shape[0], adapter.first.shape[1], len(lengths)) != (outputs, inputs, outputs):
             raise CheckpointError(
-                f"{folder}: the adapter of {name.removesuffix('.weight')} has {one.first.shape[1]:,} inputs and "
-                f"{one.second.shape[0]:,} outputs, but the base has {inputs:,} and {outputs:,}. The adapter was trained on "
+                f"{folder}: the adapter of {name.removesuffix('.weight')} has {adapter.first.shape[1]:,} inputs and "
+                f"{adapter.second.shape[0]:,} outputs, but the base has {inputs:,} and {outputs:,}. The adapter was trained on "
                 f"a model of another size. Use that model as the base ({advice('--base', 'base_model=')})."
             )
 
@@ -296,8 +296,8 @@ def _cut(
 def _lengths(rows: Rows, adapters: Mapping[str, Adapter], base: TensorSource) -> Tensor:
     """DoRA's trained magnitudes. For rows without an adapter: the norms of the base model's rows."""
     trained = {name: adapters[name].lengths for name in rows.weights if name in adapters}
-    lengths = {name: one for name, one in trained.items() if one is not None}
-    dtype = next(one.lengths.dtype for one in adapters.values() if one.lengths is not None)
+    lengths = {name: value for name, value in trained.items() if value is not None}
+    dtype = next(adapter.lengths.dtype for adapter in adapters.values() if adapter.lengths is not None)
     whole = len(trained) == len(rows.weights)
     magnitudes = (
         torch.empty(rows.count, dtype=dtype) if whole else base.values(rows.entry).float().norm(dim=1).to(dtype)

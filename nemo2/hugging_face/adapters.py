@@ -231,7 +231,7 @@ def _distribute(
         first, second = tensors["linear_in"], tensors[f"linear_out{rows.section}"]
         filled = [(second, {name: one.rows_of(first) for name, one in released.items()})]
         if (lengths := tensors.get(f"magnitude{rows.section}")) is not None:
-            filled.append((lengths, {name: one.lengths_like(lengths) for name, one in released.items()}))
+            filled.append((lengths, {name: value.lengths_like(lengths) for name, value in released.items()}))
         for ours, of_released in filled:
             for mine, theirs in shared_rows(own.pieces, ours, of_released):
                 theirs.copy_(mine)
@@ -332,7 +332,7 @@ def _targets(modules: Mapping[str, _Released], entries: Sequence[Entry]) -> dict
                     f"{name} has an adapter and {without[0]} has none, but peft trains both as one parameter of all "
                     f"experts. Remove the experts from peft.target_modules, or {export_merged()}."
                 )
-            targets[f"{expert['layer']}.{parameter}"] = True, sum(modules[one].rank for one in siblings)
+            targets[f"{expert['layer']}.{parameter}"] = True, sum(modules[sibling].rank for sibling in siblings)
     return targets
 
 

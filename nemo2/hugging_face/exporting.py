@@ -168,7 +168,7 @@ class _Tensor:
             raise ConfigError(
                 f"{self.name}: the conversion table of its family does not define each of its {rows} rows exactly once."
             )
-        if not any(one.piece.transposed or one.piece.step > 1 for one in sources):
+        if not any(source.piece.transposed or source.piece.step > 1 for source in sources):
             return [
                 stretch
                 for one in sources
@@ -177,8 +177,8 @@ class _Tensor:
 
         def blocks() -> Iterator[Tensor]:
             whole = torch.empty(shape, dtype=self.dtype)
-            for one in sources:
-                piece, part = one.piece, self.stored.values(one.entry, one.row, one.row + one.piece.rows)
+            for source in sources:
+                piece, part = source.piece, self.stored.values(source.entry, source.row, source.row + source.piece.rows)
                 target = whole.transpose(0, 1) if piece.transposed else whole
                 target[piece.start : piece.stop : piece.step] = cast(part, self.dtype, of=self.name)
             yield whole
@@ -198,7 +198,7 @@ def _tensors(
                 sources.setdefault(piece.name, []).append(_Source(entry, piece, row))
             row += piece.rows
     for name, shape in released_shapes(entries).items():
-        dtypes = [one.entry.dtype or dtype or stored.dtype_of(one.entry) for one in sources[name]]
+        dtypes = [source.entry.dtype or dtype or stored.dtype_of(source.entry) for source in sources[name]]
         promoted = reduce(torch.promote_types, dtypes)
         yield _Tensor(name=name, shape=shape, dtype=promoted, sources=tuple(sources[name]), stored=stored)
     usual = dtype or stored.dtype_of(entries[0])

@@ -91,8 +91,8 @@ def write_files(
             written = [one.result() for one in pending]
         except BaseException:
             stop.set()
-            for one in pending:
-                one.cancel()
+            for future in pending:
+                future.cancel()
             failed = (error for one in pending if not one.cancelled() and (error := one.exception()) is not None)
             raise next((error for error in failed if not isinstance(error, _Stopped)), _Stopped()) from None
     return dict(written) if hashes else {}

@@ -187,8 +187,8 @@ def set_variables(executor: Any, recipe: Any, machine: Machine, *, devices: int,
     for warning in objections(ranks, present):
         print_warning(warning)
     return [
-        f"{name}={present[name]}: from the environment" if name in present else f"{name}={one.value}: {one.why}"
-        for name, one in required.items()
+        f"{name}={present[name]}: from the environment" if name in present else f"{name}={value.value}: {value.why}"
+        for name, value in required.items()
     ]
 
 

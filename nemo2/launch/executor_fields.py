@@ -176,9 +176,9 @@ def check_fields(executor: Any) -> None:
     """
     kind = type(executor).__name__
     launcher = executor.launcher
-    for one in fields(executor):  # None for a list or dictionary is none
-        if one.default_factory is not MISSING and getattr(executor, one.name) is None:
-            setattr(executor, one.name, one.default_factory())
+    for field in fields(executor):  # None for a list or dictionary is none
+        if field.default_factory is not MISSING and getattr(executor, field.name) is None:
+            setattr(executor, field.name, field.default_factory())
     problems = mistyped_fields(executor, kind) + mistyped_fields(launcher, f"{kind}.launcher")
     problems = problems or [
         *out_of_range(executor, kind, _COUNTS, others=False),
@@ -221,7 +221,7 @@ def start_with_torchrun(executor: Any) -> None:
     executors start one process without it. Settings of nsys stay."""
     launcher = executor.launcher
     if type(executor).__name__ != "SlurmExecutor" and (launcher is None or type(launcher) is Launcher):
-        nsys = {} if launcher is None else {one.name: getattr(launcher, one.name) for one in fields(Launcher)}
+        nsys = {} if launcher is None else {field.name: getattr(launcher, field.name) for field in fields(Launcher)}
         executor.launcher = Torchrun(**nsys)
 
 
@@ -308,7 +308,7 @@ def _late_errors(executor: Any) -> Iterator[str]:
 
 def _changed(owner: Any, names: typing.Iterable[str]) -> list[str]:
     """The fields among ``names`` whose values aren't their defaults."""
-    by_name = {one.name: one for one in fields(owner)}
+    by_name = {field.name: field for field in fields(owner)}
     return [name for name in names if name in by_name and getattr(owner, name) != _default(by_name[name])]
 
 

@@ -206,7 +206,7 @@ class Sizes:
             neurons=[
                 _most(one, self.to.target_ffn_hidden_size or self.before.ffn_hidden_size) for one in importances.neurons
             ],
-            heads=[self._heads(one) for one in importances.heads],
+            heads=[self._heads(head) for head in importances.heads],
         )
 
     def _heads(self, importance: Tensor) -> tuple[Tensor, Tensor]:

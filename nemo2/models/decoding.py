@@ -121,7 +121,7 @@ def without_sequence_parallelism(core: nn.Module) -> Iterator[None]:
     """
     names = ("sequence_parallel", "scatter_to_sequence_parallel", "reduce_scatter_embeddings")
     holders = {id(one): one for module in core.modules() for one in (module, getattr(module, "config", None))}
-    switched = [(one, name) for one in holders.values() for name in names if getattr(one, name, None) is True]
+    switched = [(holder, name) for holder in holders.values() for name in names if getattr(holder, name, None) is True]
     for one, name in switched:
         setattr(one, name, False)
     try:

@@ -146,7 +146,7 @@ class FabricMegatronStrategy(DDPStrategy):
             plugins = [self.cluster_environment, self.precision]
             self._trainer = pl.Trainer(
                 accelerator="cpu" if on_cpu else "gpu",
-                devices=self.num_processes if on_cpu else [one.index for one in self.parallel_devices or ()],
+                devices=self.num_processes if on_cpu else [device.index for device in self.parallel_devices or ()],
                 num_nodes=self.num_nodes,
                 strategy=self.training,
                 plugins=[one for one in plugins if isinstance(one, ClusterEnvironment | MegatronMixedPrecision)],
@@ -265,7 +265,7 @@ class FabricMegatronStrategy(DDPStrategy):
             return isinstance(value, torch.optim.Optimizer)
         parallel = self.training.megatron_parallel
         assert parallel is not None
-        if not any(value is one for whole in (parallel, parallel.pl_module) for one in whole.modules()):
+        if not any(value is module for whole in (parallel, parallel.pl_module) for module in whole.modules()):
             raise ConfigError(
                 f"fabric.save(state): {name!r} is a module, {type(value).__name__}, beside the model. Its state may differ "
                 "between ranks, and one rank's would be saved. Leave it out, or pass the values that all ranks share."

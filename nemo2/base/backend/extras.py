@@ -69,7 +69,7 @@ def why_missing(module: str) -> str:
 def install(extra: str) -> str:
     """The command that installs the packages of an extra of nemo2. It works however nemo2 was installed, from a clone, a
     git address or a wheel, because it names the packages and not nemo2."""
-    return " ".join(["pip install", *(f"'{one}'" for one in requirements(extra))])
+    return " ".join(["pip install", *(f"'{requirement}'" for requirement in requirements(extra))])
 
 
 @cache

@@ -77,7 +77,7 @@ class MegatronForm(Form):
 
     @property
     def _optimizers(self) -> list[MegatronOptimizer]:
-        return [one for one in self.owner.optimizers if isinstance(one, MegatronOptimizer)]
+        return [optimizer for optimizer in self.owner.optimizers if isinstance(optimizer, MegatronOptimizer)]
 
     def _optimizer_shards(
         self, model_state: dict[str, Any], metadata: dict[str, Any], *, loading: bool
@@ -153,7 +153,7 @@ class MegatronForm(Form):
             described = model_state if part else self._frozen_apart(model_state, stored)
             wanted.update(self._optimizer_shards(described, metadata, loading=True))
             if "optimizer" in wanted:
-                requested = (one.key for one in nested_values(wanted["optimizer"]) if hasattr(one, "key"))
+                requested = (value.key for value in nested_values(wanted["optimizer"]) if hasattr(value, "key"))
                 self.warn_of_unused_state(path, stored, requested)
             same_layout = manifest is not None and manifest.layout == self.layout_record()
             streams = stored_random_state(stored) if same_layout else None

@@ -401,7 +401,7 @@ class SampleDataModule(MegatronDataModule):
 
 
 _NESTED = {
-    **{one.name: f"dataset_kwargs={{'{one.name}': ...}}" for one in fields(DatasetSettings)},
+    **{field.name: f"dataset_kwargs={{'{field.name}': ...}}" for field in fields(DatasetSettings)},
     **{one.name: f"packed_sequence_specs=PackedSequenceSpecs({one.name}=...)" for one in fields(PackedSequenceSpecs)},
 }
 """Settings inside an argument, which NeMo's first data modules had as arguments of their own."""

@@ -476,7 +476,7 @@ class ChatEncoder(Encoder):
         """
         own, templates = self.chat_template_kwargs or {}, (self, self._with_tools or self)
         for name in own:
-            if not any(re.search(rf"\b{re.escape(name)}\b", one.template) for one in templates):
+            if not any(re.search(rf"\b{re.escape(name)}\b", template.template) for template in templates):
                 raise ConfigError(
                     f"chat_template_kwargs has {name!r}, which the chat template does not read: remove it."
                 )

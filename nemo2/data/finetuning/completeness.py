@@ -73,7 +73,7 @@ def unread_fields(record: Mapping[str, Any], conversation: Conversation, text: s
 
     def lacks(name: str, value: Any) -> bool:
         words = 1 if name in DESCRIPTIONS else 0
-        return any(len(one.split()) > words and not rendered.holds(one) for one in strings_in(value))
+        return any(len(text.split()) > words and not rendered.holds(text) for text in strings_in(value))
 
     read = _SETTINGS.union(messages_keys(record))
     beside = [str(name) for name, value in record.items() if name not in read and lacks(name, value)]

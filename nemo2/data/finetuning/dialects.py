@@ -348,7 +348,7 @@ def _quotes(template: str, role: str) -> bool:
 
 
 def _of_each_message(change: Callable[[Message], Message]) -> Change:
-    return lambda conversation: replace(conversation, messages=[change(one) for one in conversation.messages])
+    return lambda conversation: replace(conversation, messages=[change(message) for message in conversation.messages])
 
 
 def _with_role(role: str, other: str) -> Change:
@@ -432,5 +432,5 @@ def _with_one_system(conversation: Conversation) -> Conversation:
     count = next((at for at, one in enumerate(messages) if one["role"] not in ("system", "developer")), len(messages))
     if count < 2 or any(not isinstance(one["content"], str) for one in messages[:count]):
         return conversation
-    joined = {**messages[0], "content": "\n\n".join(one["content"] for one in messages[:count])}
+    joined = {**messages[0], "content": "\n\n".join(message["content"] for message in messages[:count])}
     return replace(conversation, messages=[joined, *messages[count:]], marks=[marks[0], *marks[count:]])

@@ -60,10 +60,10 @@ class PackedSequenceSpecs:
                     "code, so nemo2 does not read them. Name a folder instead. Packing again takes seconds."
                 )
         if not self.active:
-            others = [one for one in fields(self) if one.name != "packed_sequence_size"]
+            others = [field for field in fields(self) if field.name != "packed_sequence_size"]
             warn_without_effect(
                 f"Samples are not packed, because packed_sequence_size is {size}.",
-                **{one.name: (getattr(self, one.name), one.default) for one in others},
+                **{other.name: (getattr(self, other.name), other.default) for other in others},
             )
 
     @property

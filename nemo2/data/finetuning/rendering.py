@@ -98,10 +98,10 @@ class Renderer:
         except (TypeError, ValueError, RecursionError) as error:
             raise Malformed(f"the messages are not plain data: {error}") from error
         return [
-            Malformed(f"the chat template fails: {_shortened(one['error'])}")
-            if "error" in one
-            else Rendering(one["text"], [(start, end) for start, end in one["spans"]])
-            for one in self._replies(line, len(prefixes), source)
+            Malformed(f"the chat template fails: {_shortened(reply['error'])}")
+            if "error" in reply
+            else Rendering(reply["text"], [(start, end) for start, end in reply["spans"]])
+            for reply in self._replies(line, len(prefixes), source)
         ]
 
     def close(self) -> None:

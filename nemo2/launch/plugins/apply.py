@@ -91,5 +91,5 @@ def _settings(executor: Any) -> dict[str, str]:
 
 
 def _fields(owner: Any) -> dict[str, str]:
-    names = [one.name for one in fields(owner) if not one.name.startswith("_")]
+    names = [field.name for field in fields(owner) if not field.name.startswith("_")]
     return {name: repr(getattr(owner, name, None)) for name in names}

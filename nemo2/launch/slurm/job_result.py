@@ -136,7 +136,7 @@ def history(folder: Path) -> list[dict[str, Any]]:
     """The verdicts so far, oldest first. Empty where the file is missing or damaged."""
     try:
         lives = json.loads((folder / STATE).read_text(encoding="utf-8"))["lives"]
-        return [one for one in lives if isinstance(one, dict) and "verdict" in one and "step" in one]
+        return [live for live in lives if isinstance(live, dict) and "verdict" in live and "step" in live]
     except (OSError, ValueError, LookupError, TypeError):
         return []
 
@@ -170,7 +170,7 @@ def _ended_by_slurm(life: Path) -> bool:
 
 def _stalled(failures: list[dict[str, Any]]) -> bool:
     """Whether the last failures advanced no further than the one before them."""
-    steps = [-1 if one["step"] is None else one["step"] for one in failures]
+    steps = [-1 if failure["step"] is None else failure["step"] for failure in failures]
     return len(steps) > STALLED and max(steps[-STALLED:]) <= max(steps[:-STALLED])
 
 

@@ -80,7 +80,7 @@ def test_cluster(
     wanted = gpus_of(executor, settings)
     findings = list(judge(text, nodes=nodes, token=token, python=job.python, folder=job.folder, word=word, gpus=wanted))
     yield from findings
-    if not any(one.stops for one in findings):
+    if not any(finding.stops for finding in findings):
         shell.run(f"rm -rf {quote(job.folder)}")
 
 

@@ -62,7 +62,7 @@ def progress(shell: Shell, run_directory: str) -> Optional[Progress]:
     for line in lines.splitlines():
         with contextlib.suppress(ValueError, TypeError):  # the last line is being written
             records.append(parse_record(line))
-    done = [one["step"] for one in records if isinstance(one.get("step"), int)]
+    done = [record["step"] for record in records if isinstance(record.get("step"), int)]
     if not done:
         return None
 

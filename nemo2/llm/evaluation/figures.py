@@ -13,9 +13,9 @@ def of_texts(perplexities: Mapping[str, Perplexity]) -> dict[str, float]:
     """The scores of texts: ``evaluation/<name of the file>/loss`` (nats per token) and ``.../bits_per_byte``. Files of one
     name also have as much of their folder as it takes to tell them apart."""
     figures: dict[str, float] = {}
-    for name, one in zip(names_of([Path(file) for file in perplexities]), perplexities.values(), strict=True):
-        figures[f"{EVALUATION}{name}/loss"] = one.loss
-        figures[f"{EVALUATION}{name}/bits_per_byte"] = one.bits_per_byte
+    for name, perplexity in zip(names_of([Path(file) for file in perplexities]), perplexities.values(), strict=True):
+        figures[f"{EVALUATION}{name}/loss"] = perplexity.loss
+        figures[f"{EVALUATION}{name}/bits_per_byte"] = perplexity.bits_per_byte
     return figures
 
 
@@ -35,7 +35,7 @@ def names_of(paths: Sequence[Path]) -> list[str]:
     """Names that tell paths apart: the last parts of their paths, as many as it takes."""
     parts = [path.absolute().parts for path in paths]
     for count in range(1, max(map(len, parts), default=0) + 1):
-        names = ["/".join(one[-count:]) for one in parts]
+        names = ["/".join(part[-count:]) for part in parts]
         if len(set(names)) == len(names):
             return names
     return [f"{number}: {path}" for number, path in enumerate(paths, start=1)]

@@ -214,7 +214,7 @@ def _language_model(model: Any, tokenizer: Any, most: int, max_batch_size: int, 
                 perplexities = perplexity_of(
                     model, tokenizer, mine, max_sequence_length=most, max_batch_size=max_batch_size
                 )
-                return [-one.nats for one in perplexities]
+                return [-perplexity.nats for perplexity in perplexities]
 
             return answers.to("texts", texts, read)
 

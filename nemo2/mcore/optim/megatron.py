@@ -263,7 +263,7 @@ def _without_stub_optimizers(whole: Any) -> Any:
     steps when the chain is saved.
     """
     parts = getattr(whole, "chained_optimizers", [])
-    busy = [one for one in parts if not getattr(one, "is_stub_optimizer", False)]
+    busy = [part for part in parts if not getattr(part, "is_stub_optimizer", False)]
     return ChainedOptimizer(busy) if busy and len(busy) < len(parts) else whole
 
 
@@ -341,24 +341,24 @@ def _counts_per_group(inner: torch.optim.Optimizer) -> bool:
 def _make_offloaded_state(inner: HybridDeviceOptimizer, config: OptimizerConfig) -> None:
     """As `MegatronOptimizer.make_state`, for an optimizer that is spread over both memories. Its own way to create
     state moves the parameters."""
-    for one in inner.sub_optimizers:
+    for optimizer in inner.sub_optimizers:
         if config.optimizer == "sgd":
-            _make_momentum_buffers(one, config)
+            _make_momentum_buffers(optimizer, config)
             continue
-        for group in one.param_groups:
+        for group in optimizer.param_groups:
             for parameter in group["params"]:
-                state = one.state[parameter]
+                state = optimizer.state[parameter]
                 for name in ("exp_avg", "exp_avg_sq"):
                     state.setdefault(name, torch.zeros_like(parameter.data))
-        _make_step_counts(one)
+        _make_step_counts(optimizer)
     inner._sync_sub_optimizers_state_to_hdo()
 
 
 def _move_state_to_its_parameters(inner: HybridDeviceOptimizer) -> None:
     """What was read from a checkpoint is in host memory. Megatron-Core tells the two kinds of optimizers by their classes,
     which are one without Transformer Engine."""
-    for one in inner.sub_optimizers:
-        for parameter, state in one.state.items():
+    for optimizer in inner.sub_optimizers:
+        for parameter, state in optimizer.state.items():
             state |= {name: value.to(parameter.device) for name, value in state.items() if isinstance(value, Tensor)}
     inner._sync_sub_optimizers_state_to_hdo()
 

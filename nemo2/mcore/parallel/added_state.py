@@ -26,7 +26,7 @@ def added(leaf: Any, built: dict[int, Any]) -> Any:
 
 
 def _rows_like(leaf: Any, pattern: ShardedTensorFactory) -> ShardedTensorFactory:
-    pieces = [one for one in nested_values({"": pattern.build()}) if isinstance(one, ShardedTensor)]
+    pieces = [value for value in nested_values({"": pattern.build()}) if isinstance(value, ShardedTensor)]
 
     def build(key: str, tensor: Any, replica_id: Any, flattened_range: Any = None) -> Any:
         parts, start = [], 0

@@ -42,7 +42,7 @@ def modules_of(config: Any) -> tuple[str, ...]:
         modules = modules.split(",")
     elif not isinstance(modules, (list, tuple)):
         modules = (modules,)
-    return tuple(name for name in (getattr(one, "name", str(one)) for one in modules) if name != "full")
+    return tuple(name for name in (getattr(module, "name", str(module)) for module in modules) if name != "full")
 
 
 def spell_as_installed(config: Any) -> None:

@@ -129,4 +129,4 @@ def _copied(config: Any) -> Any:
 
 def overlap_callbacks(callbacks: Iterable[Any]) -> list[Any]:
     """The overlap callbacks among a trainer's, as configs or live objects."""
-    return [one for one in callbacks if getattr(class_of(one), "asks_for_overlap", False)]
+    return [callback for callback in callbacks if getattr(class_of(callback), "asks_for_overlap", False)]

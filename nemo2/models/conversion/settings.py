@@ -237,7 +237,7 @@ def pattern_of(hf: Config, types: Sequence[str], kind: str = SLIDING) -> Any:
     unknown = set(types) - {FULL, kind}
     if unknown or len(types) != hf["num_hidden_layers"]:
         raise refusal(hf, "layer_types", f"nemo2's model needs {FULL!r} or {kind!r} for each layer")
-    flags = [int(one == kind) for one in types]
+    flags = [int(type_ == kind) for type_ in types]
     if all(flags):
         return None
     every = (

@@ -138,7 +138,7 @@ class CanonicalLoRA(LoRA):
 
     def targets_among(self, linear_layers: Iterable[str]) -> Collection[str]:
         split = [
-            (prefix, PARTS.get(name, (name,))) for prefix, _, name in (one.rpartition(".") for one in linear_layers)
+            (prefix, PARTS.get(name, (name,))) for prefix, _, name in (layer.rpartition(".") for layer in linear_layers)
         ]
         return [f"{prefix}.{part}".removeprefix(".") for prefix, parts in split for part in parts]
 

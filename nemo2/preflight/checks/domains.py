@@ -153,9 +153,9 @@ def model_texts(cls: Any) -> Mapping[str, Choice]:
     """The texts of the fields of a model's configuration: `MODEL_TEXTS`, and those that the annotations of ``cls`` list."""
     listed = {}
     for name, hint in type_hints(cls).items():
-        literals = [one for one in get_args(hint) if one is not type(None)] if get_origin(hint) is Union else [hint]
+        literals = [arg for arg in get_args(hint) if arg is not type(None)] if get_origin(hint) is Union else [hint]
         texts = [text for one in literals for text in get_args(one)]
-        if all(get_origin(one) is Literal for one in literals) and all(isinstance(text, str) for text in texts):
+        if all(get_origin(literal) is Literal for literal in literals) and all(isinstance(text, str) for text in texts):
             listed[name] = Choice(tuple(texts), f"the texts of {cls.__name__}")
     return {**listed, **MODEL_TEXTS}
 

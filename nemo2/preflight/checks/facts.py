@@ -66,7 +66,7 @@ class Facts:
         """The trainer's callbacks, nodes and live objects, each with its path."""
         path, callbacks = "trainer.callbacks", callbacks_of(self.trainer)
         if isinstance(self.at(path), list | tuple):
-            return [(f"{path}[{index}]", one) for index, one in enumerate(callbacks)]
+            return [(f"{path}[{index}]", callback) for index, callback in enumerate(callbacks)]
         return [(path, one) for one in callbacks]
 
     @property

@@ -29,7 +29,7 @@ def nearest_layouts(facts: Facts, limit: int = 3) -> list[tuple[Layout, list[str
         return []
     layouts: list[tuple[Layout, list[str]]] = []
     for _, layout in sorted(
-        ((_distance(facts.layout, one), one) for one in _candidates(facts)), key=lambda item: item[0]
+        ((_distance(facts.layout, candidate), candidate) for candidate in _candidates(facts)), key=lambda item: item[0]
     ):
         changes = layout.overrides(facts.sizes)
         if changes and has_legal_layout(replace(facts, layout=layout)):

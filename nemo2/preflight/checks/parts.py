@@ -62,7 +62,7 @@ def problems_of_a_teacher(recipe: Any, reported: Collection[str], where: Mapping
     stages = [Problem(rule="teacher-has-one-stage", topic=topic, message=no_virtual_stages(vp))] if vp > 1 else []
     problems = apply_rules(read_facts(alone, **where))
     return stages + [
-        replace(one, topic=topic, message=f"The teacher: {one.message}")
-        for one in problems
-        if one.message not in reported
+        replace(problem, topic=topic, message=f"The teacher: {problem.message}")
+        for problem in problems
+        if problem.message not in reported
     ]

@@ -59,7 +59,7 @@ class Explanation:
     def line(self) -> str:
         """The value, its source, and the requested value if it differs, in one line."""
         last, *others = reversed(self.layers)
-        requested = next((one for one in others if one.requested), None)
+        requested = next((other for other in others if other.requested), None)
         overruled = requested is not None and shown(requested.value) != shown(last.value)
         note = (
             f"; {shown(requested.value)} was requested by {requested.who}"
@@ -99,7 +99,7 @@ def explain(recipe: Any, effective: Settled, field: str) -> list[Explanation]:
     field = field.removeprefix("recipe.")  # as a script calls it
     explanations = [_explanation(path, node, name, effective) for path, node, name in _places(recipe, field)]
     buffers = _buffers_of_the_strategy(recipe, effective, field)
-    if buffers is not None and buffers.path not in {one.path for one in explanations}:
+    if buffers is not None and buffers.path not in {explanation.path for explanation in explanations}:
         explanations.append(buffers)
     if not explanations:
         names: dict[str, None] = {}

@@ -93,9 +93,9 @@ class Kernels:
     def chain(self, *linears: Linear) -> Passes:
         """The time of consecutive linear layers, each sharded over the tensor-parallel ranks."""
         total, t = NOTHING, self.job.tp
-        for one in linears:
-            k = one.inputs / (t if one.split == "row" else 1)
-            n = one.outputs / (t if one.split == "column" else 1)
+        for linear in linears:
+            k = linear.inputs / (t if linear.split == "row" else 1)
+            n = linear.outputs / (t if linear.split == "column" else 1)
             total += self.linear(self.job.tokens, k, n)
         return total
 
@@ -328,7 +328,7 @@ class Kernels:
         if isinstance(part, Attention | LatentAttention) and job.recomputes("core_attn") and job.keeps_scores:
             seconds += self.core_attention(part).forward
         if isinstance(part, LatentAttention) and job.recomputes("mla_up_proj"):
-            seconds += self.chain(*(one for one in part.linears if one.name == "linear_kv_up_proj")).forward
+            seconds += self.chain(*(linear for linear in part.linears if linear.name == "linear_kv_up_proj")).forward
         if isinstance(part, MLP) and job.recomputes("mlp"):
             seconds += self.feed_forward(part).forward + self.tensor_parallel().forward
         if isinstance(part, Experts) and job.recomputes("moe"):

@@ -94,7 +94,7 @@ def played(rehearsal: Rehearsal, schedule: Schedule) -> Timeline:
     by_stage = {rank.stage: rank for rank in rehearsal.ranks}
     ranks = [by_stage.get(stage) or rehearsal.rank("middle stage") for stage in range(schedule.pp)]
     forward, backward = (
-        sum(one.flops for rank in ranks for one in rank.flops if one.phase == phase)
+        sum(flop.flops for rank in ranks for flop in rank.flops if flop.phase == phase)
         for phase in ("forward", "backward")
     )
     passes = schedule.pp * rehearsal.schedule.num_microbatches * 1e12
@@ -104,7 +104,7 @@ def played(rehearsal: Rehearsal, schedule: Schedule) -> Timeline:
 def _weights(ranks: Sequence[RankRehearsal]) -> list[list[float]]:
     """The arithmetic of each chunk by its layers. A stage's arithmetic beyond its layers counts for the last chunk, which has
     the loss on the last stage. On the first stage it counts for the first chunk, which has the embedding."""
-    whole = [sum(one.flops for one in rank.flops) for rank in ranks]
+    whole = [sum(flop.flops for flop in rank.flops) for rank in ranks]
     per_layer = min(flops / max(1, sum(rank.layers)) for rank, flops in zip(ranks, whole, strict=True))
     weights = [[count * per_layer for count in rank.layers] for rank in ranks]
     for index, (row, flops) in enumerate(zip(weights, whole, strict=True)):

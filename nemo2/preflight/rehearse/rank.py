@@ -113,7 +113,7 @@ def _run(model: Any, data: Any, trainer: Any, *, microbatches: Optional[int]) ->
             batch = _batch(strategy, count=count, **shape)
             inputs = tracker.own([tensor for tensor in batch.values() if tensor is not None])
             state["buffers"] += inputs * whole // count
-            teachers = [one for one in trainer.callbacks if isinstance(one, DistillationCallback)]
+            teachers = [callback for callback in trainer.callbacks if isinstance(callback, DistillationCallback)]
             state["teacher"] = tracker.own(tensor for one in teachers for tensor in _tensors_of(one, tracker))
             tracker.start_peak()
             # A teacher runs its forward before the schedule begins.
@@ -124,7 +124,7 @@ def _run(model: Any, data: Any, trainer: Any, *, microbatches: Optional[int]) ->
             parallel.zero_grad_buffer()
             parallel.training_step(batch, step_i=0, num_microbatches=count, **shape)
             peak, at_peak, saved_peak = tracker.peak, tracker.at_peak, tracker.saved_peak
-            if waiting := sum(one.kept_bytes for one in teachers) * (whole - count):
+            if waiting := sum(teacher.kept_bytes for teacher in teachers) * (whole - count):
                 at_peak[WORK, "logits"] = at_peak.get((WORK, "logits"), 0) + waiting
             tracker.phase = "optimizer"
             tracker.start_peak()

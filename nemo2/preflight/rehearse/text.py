@@ -73,7 +73,7 @@ def message_rows(
     """For each kind of collective over a kind of group of a size: the bytes and the calls on each rank."""
     counts = [{(c.kind, c.group, c.ranks, c.per): (c.bytes, c.calls) for c in rank.collectives} for rank in ranks]
     for key in dict.fromkeys(key[:3] for one in counts for key in one):
-        same = [[one.get((*key, per), (0.0, 0.0)) for per in ("microbatch", "step")] for one in counts]
+        same = [[count.get((*key, per), (0.0, 0.0)) for per in ("microbatch", "step")] for count in counts]
         yield key, [(sum(size for size, _ in both), sum(calls for _, calls in both)) for both in same]
 
 
@@ -81,7 +81,7 @@ def flop_rows(ranks: tuple[RankRehearsal, ...]) -> Iterator[tuple[tuple[str, str
     """For each kind of kernel and phase: the TFLOP on each rank."""
     counts = [{(c.kind, c.phase): c.flops for c in rank.flops} for rank in ranks]
     for key in dict.fromkeys(key for one in counts for key in one):
-        yield key, [one.get(key, 0.0) / 1e12 for one in counts]
+        yield key, [count.get(key, 0.0) / 1e12 for count in counts]
 
 
 def verdict_lines(verdict: Verdict) -> list[str]:

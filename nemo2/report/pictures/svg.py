@@ -149,7 +149,7 @@ def legend(canvas: Canvas, x: float, y: float, entries: list[tuple[str, str]], *
 
 def stack(pictures: list[Canvas], *, title: str, gap: float = 28) -> Canvas:
     """The pictures stacked vertically in one picture."""
-    whole = Canvas(max(one.width for one in pictures), 0, title=title)
+    whole = Canvas(max(picture.width for picture in pictures), 0, title=title)
     whole.description = "; ".join(one.title for one in pictures)
     y = 0.0
     for one in pictures:

@@ -61,24 +61,24 @@ def add_communication(path: Path, communications: Iterable[Any]) -> None:
     """Add the communication that a `CommunicationRecorder` recorded to a trace file, in the trace's clock."""
     content = json.loads(path.read_text(encoding="utf-8"))
     base = int(content.get("baseTimeNanoseconds", 0))
-    for one in communications:
-        if one.done is None:
+    for communication in communications:
+        if communication.done is None:
             continue
         content["traceEvents"].append(
             {
                 "ph": "X",
                 "cat": CATEGORY,
-                "name": one.name,
+                "name": communication.name,
                 "pid": "communication",
-                "tid": one.kind,
-                "ts": (one.issued - base) / 1000,
-                "dur": (one.done - one.issued) / 1000,
+                "tid": communication.kind,
+                "ts": (communication.issued - base) / 1000,
+                "dur": (communication.done - communication.issued) / 1000,
                 "args": {
-                    "Process Group Description": one.group,
-                    "bytes": one.size_bytes,
+                    "Process Group Description": communication.group,
+                    "bytes": communication.size_bytes,
                     "held": [
                         [(start - base) / 1000, (end - base) / 1000]
-                        for start, end in ((one.issued, one.returned), *one.waits)
+                        for start, end in ((communication.issued, communication.returned), *communication.waits)
                     ],
                 },
             }

@@ -94,7 +94,7 @@ class _Line(ProgressColumn):
         parts |= {name: columns[name](task) for name in self._times}
         if isinstance(parts["eta"], Text):
             parts["eta"] = Text("eta ") + parts["eta"]
-        lengths = {name: one.cell_len if isinstance(one, Text) else _SHORTEST_BAR for name, one in parts.items()}
+        lengths = {name: part.cell_len if isinstance(part, Text) else _SHORTEST_BAR for name, part in parts.items()}
         for gone in _FIRST_TO_GO:
             if sum(lengths.values()) + len(lengths) - 1 <= self._console.width:
                 break

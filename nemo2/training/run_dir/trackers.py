@@ -250,5 +250,5 @@ def _warning_on_failure(item: Any) -> Iterator[None]:
 
 def missing_package(kind: str) -> Optional[str]:
     """The package that the logger of this class needs and that isn't installed. None: nothing is missing."""
-    package = (_NEEDS | {one.kind: one.package for one in TRACKERS.values()}).get(kind)
+    package = (_NEEDS | {tracker.kind: tracker.package for tracker in TRACKERS.values()}).get(kind)
     return package if package is not None and not has(package) else None

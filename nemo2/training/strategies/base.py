@@ -205,7 +205,7 @@ class BaseStrategy(DDPStrategy):
 
     def _options_of_groups(self, backend: Backend) -> dict[str, Any]:
         """`_groups` without the options that this machine's process groups lack, which are reported once."""
-        without = {name: one for name, one in backend.group_overrides().items() if self._groups.get(name)}
+        without = {name: override for name, override in backend.group_overrides().items() if self._groups.get(name)}
         announce_machine_settings({f"strategy.{name}": one for name, one in without.items()})
         return self._groups | {name: value for name, (value, _) in without.items()}
 

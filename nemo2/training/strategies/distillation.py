@@ -131,7 +131,7 @@ class DistillationCallback(pl.Callback):
             vocabularies.append(tokenizer_settings(model.tokenizer) | {"rows": rows})
             shown.append(f"{model.tokenizer!r}, {rows}")
         if not all(
-            one["tokenizer_identity"] for one in vocabularies
+            vocabulary["tokenizer_identity"] for vocabulary in vocabularies
         ):  # a rehearsal may know a tokenizer by its size only
             vocabularies = [one | {"tokenizer_identity": {}} for one in vocabularies]
         if vocabularies[0] != vocabularies[1]:
@@ -167,9 +167,9 @@ class DistillationCallback(pl.Callback):
         if _in_pipeline():
             data_step: Any = step.pl_module.data_step
             self._teacher_logits = deque(
-                self._logits_of_teacher(data_step(iter([one])), step) for one in step.microbatches()
+                self._logits_of_teacher(data_step(iter([microbatch])), step) for microbatch in step.microbatches()
             )
-            self.kept_bytes = sum(one.num_bytes for one in self._teacher_logits if one is not None) // len(
+            self.kept_bytes = sum(logits.num_bytes for logits in self._teacher_logits if logits is not None) // len(
                 self._teacher_logits
             )
         return replace(step, forward_step_func=self._distilled_step(step))

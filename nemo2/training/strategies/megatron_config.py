@@ -132,9 +132,9 @@ def warn_about_unread_settings(ddp_config: DistributedDataParallelConfig) -> Non
     if ddp_config.use_megatron_fsdp:
         return
     idle = {
-        f"strategy.ddp_config.{one.name}": (getattr(ddp_config, one.name), one.default)
-        for one in dataclasses.fields(ddp_config)
-        if one.name.startswith(("fsdp_", "megatron_fsdp_")) or one.name in _READ_BY_FSDP
+        f"strategy.ddp_config.{field.name}": (getattr(ddp_config, field.name), field.default)
+        for field in dataclasses.fields(ddp_config)
+        if field.name.startswith(("fsdp_", "megatron_fsdp_")) or field.name in _READ_BY_FSDP
     }
     warn_without_effect("Only Megatron-FSDP reads it: set strategy.fsdp='megatron', or remove the setting.", **idle)
 
