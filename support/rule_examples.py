@@ -72,6 +72,11 @@ EXAMPLES: tuple[Example, ...] = (
     example("sizes-are-counts", f"{TP}=0->1"),
     example("sizes-are-counts", "trainer.strategy=FSDP2Strategy(context_parallel_size=0)->FSDP2Strategy"),
     example("nodes-and-devices-are-counts", "trainer.num_nodes=0->1"),
+    example(
+        "megatron-fsdp-runs-what-is-requested",
+        "model.config.recompute_granularity=full model.config.recompute_method=uniform model.config.recompute_num_layers=1 "
+        f"model.config.distribute_saved_activations=True->False strategy.fsdp=megatron {CP}=1",
+    ),
     example("torch-shards-what-is-requested", f"trainer.strategy=FSDP2Strategy {FP8}->None"),
     example("torch-shards-what-is-requested", "trainer.strategy=FSDP2Strategy(data_parallel_size=3)->FSDP2Strategy"),
     example("torch-shards-what-is-requested", "trainer.strategy=FSDP2Strategy optim.config.optimizer=muon->adam"),

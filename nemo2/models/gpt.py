@@ -265,11 +265,12 @@ class GPTConfig(TransformerConfig):
             model = fusing_where_possible(build)
         self._finish_logits(model, tokenizer)
         if self.mtp_num_layers and post_process:
-            from nemo2.models.layers.mtp import answer_without_labels, leave_out_padding, weigh_further_losses
+            from nemo2.models.layers import mtp
 
-            weigh_further_losses(model)
-            leave_out_padding(model)
-            answer_without_labels(model)
+            mtp.tie_output_layer(model)
+            mtp.weigh_further_losses(model)
+            mtp.leave_out_padding(model)
+            mtp.answer_without_labels(model)
         self.customize_model(model)
         return model
 

@@ -5,6 +5,7 @@
 applies to all; different values in two are a conflict. Reasons without a source are Megatron-LM's (arguments.py).
 """
 
+from collections.abc import Callable
 from dataclasses import fields
 from inspect import signature
 from typing import Any
@@ -113,7 +114,18 @@ LOSS_SCALING: tuple[Row, ...] = (
     ),
 )
 
-FSDP_PRECISION: tuple[Row, ...] = (
+
+def _megatron_fsdp(field: str, why: str, fix: str, when: Callable[[RunSettings], Any]) -> Conflict:
+    return Conflict(
+        "megatron-fsdp-runs-what-is-requested",
+        (field,),
+        f"with strategy.fsdp='megatron', {why}",
+        f"Set {fix}, or set strategy.fsdp=None to shard only the optimizer state.",
+        lambda run: run[f"{DDP}.use_megatron_fsdp"] and run[field] and when(run),
+    )
+
+
+MEGATRON_FSDP: tuple[Row, ...] = (
     Conflict(
         "megatron-fsdp-has-no-loss-scaler",
         ("trainer.plugins.fp16",),
@@ -134,6 +146,18 @@ FSDP_PRECISION: tuple[Row, ...] = (
             and run.dtypes.fp8
             and run.dtypes.fp8_recipe == "delayed"
         ),
+    ),
+    _megatron_fsdp(
+        f"{MODEL}.distribute_saved_activations",
+        "Megatron-Core can't restore them in the first backward where parameters are sharded, in 0.16.1 and 0.19.2 alike",
+        "distribute_saved_activations=False or strategy.ddp_config.data_parallel_sharding_strategy='optim_grads'",
+        lambda run: run[f"{DDP}.data_parallel_sharding_strategy"] == "optim_grads_params",
+    ),
+    _megatron_fsdp(
+        f"{MODEL}.mtp_detach_heads",
+        "Megatron-Core clips gradients of detached heads by a norm of their own, but here by one norm for the whole model",
+        "mtp_detach_heads=False or optim.config.clip_grad=0.0",
+        lambda run: run[f"{MODEL}.mtp_num_layers"] and run[f"{OPTIM}.clip_grad"],
     ),
 )
 

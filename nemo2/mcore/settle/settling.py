@@ -187,7 +187,7 @@ def settle_run(run: RunSettings, machine: Machine) -> Settled:
     if model is not None:
         apply(rows.LOSS, run)
     in_agreement = attempts.attempt("one-precision", lambda: _apply_precision(run) or True)
-    attempts.attempt("scales-go-into-the-checkpoint", lambda: apply(rows.FSDP_PRECISION, run))
+    attempts.attempt("scales-go-into-the-checkpoint", lambda: apply(rows.MEGATRON_FSDP, run))
     if in_agreement:
         attempts.attempt("graphs-go-with-the-rest", lambda: apply(rows.GRAPHS, run))
     elif model is not None:

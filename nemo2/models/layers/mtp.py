@@ -45,6 +45,15 @@ def answer_without_labels(chunk: Any) -> None:
     chunk.register_forward_hook(after, always_call=True)
 
 
+def tie_output_layer(chunk: Any) -> None:
+    """Let the output layer of `chunk`, the end of a pipelined GPT with multi-token prediction, have no weight if the embedding's
+    is shared: the embedding is on this stage too. Megatron-Core gives the layer a weight that nothing trains, and refuses to save
+    it; without labels it would be the one that is used."""
+    if chunk.share_embeddings_and_output_weights and not chunk.pre_process:
+        chunk.output_layer.weight = None
+        chunk.shared_embedding_or_output_weight = lambda: chunk.embedding.word_embeddings.weight
+
+
 def weigh_further_losses(chunk: Any) -> None:
     """Make the further losses of `chunk`, the end of a GPT with multi-token prediction, those of the whole sequence or of
     the global batch from now on.

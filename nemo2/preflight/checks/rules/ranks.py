@@ -156,6 +156,15 @@ def _sharded(facts: Facts) -> Iterator[str]:
         yield f"strategy.fsdp={fsdp!r} {problem}"
 
 
+@SIZES.settled("megatron-fsdp-runs-what-is-requested")
+def _megatron_fsdp() -> None:
+    """`distribute_saved_activations` cannot be used with Megatron-FSDP that shards parameters. Nor can `mtp_detach_heads`, with a clipped
+    norm, be used with Megatron-FSDP.
+
+    Otherwise: The first backward ends in an AssertionError, or gradients are clipped by another norm.
+    """
+
+
 @SIZES.rule("torch-shards-what-is-requested")
 def _torch_sharded(facts: Facts) -> Iterator[str]:
     """`FSDP2Strategy` and `FSDPStrategy` support neither fp8 nor CUDA graphs, no optimizer but Adam and SGD, and tensor

@@ -174,3 +174,34 @@ def test_padding_is_not_counted_in_the_routers_of_further_layers(run_on_ranks: A
     counts: Megatron-Core shifts in a 0 there."""
     (counted,) = run_on_ranks(tokens_counted_by_routers, 1, [[False] * 8, [False] * 3 + [True] * 5])
     assert counted == [8 + 3, 8 + 2 + 1, 8 + 1 + 2]
+
+
+def end_of_a_tied_pipeline() -> dict[str, Any]:
+    """Of the last of two stages of a Llama with a further prediction whose output layer is the embedding."""
+    from nemo2.mcore.parallel.sharded_state import sharded_state
+
+    small_runs.start_megatron(pipeline_model_parallel_size=2)
+    sizes: dict[str, Any] = {
+        "mtp_num_layers": 1,
+        "share_embeddings_and_output_weights": True,
+        "pipeline_model_parallel_size": 2,
+    }
+    config = llm.LlamaConfig(**small_runs.MODEL, **sizes, pipeline_dtype=torch.float32, params_dtype=torch.float32)
+    chunk = config.configure_model(None).to(device())
+    if not chunk.post_process:
+        return {"keys": [*sharded_state(chunk)]}
+    chunk.set_input_tensor(torch.ones(16, 2, config.hidden_size, device=device()))
+    embedding = chunk.embedding.word_embeddings.weight
+    places, logits = torch.arange(16, device=device()).expand(2, 16), []
+    for factor in (1.0, 2.0):
+        with torch.no_grad():
+            embedding *= factor
+            logits.append(chunk(torch.zeros(2, 16, dtype=torch.long, device=device()), places, None).norm())
+    return {"keys": [*sharded_state(chunk)], "ratio": float(logits[1] / logits[0])}
+
+
+def test_the_end_of_a_pipeline_whose_output_layer_is_the_embedding_can_be_saved_and_asked(run_on_ranks: Any) -> None:
+    _, last = run_on_ranks(end_of_a_tied_pipeline, 2)
+    assert "module.embedding.word_embeddings.weight" in last["keys"]
+    assert "module.output_layer.weight" not in last["keys"]
+    assert last["ratio"] == pytest.approx(2.0), "the logits without labels are the embedding's"
