@@ -158,8 +158,8 @@ def _sharded(facts: Facts) -> Iterator[str]:
 
 @SIZES.settled("megatron-fsdp-runs-what-is-requested")
 def _megatron_fsdp() -> None:
-    """`distribute_saved_activations` cannot be used with Megatron-FSDP that shards parameters. Nor can `mtp_detach_heads`, with a clipped
-    norm, be used with Megatron-FSDP.
+    """`distribute_saved_activations` cannot be used with Megatron-FSDP that shards parameters, nor `mtp_detach_heads` with
+    Megatron-FSDP and a clipped norm.
 
     Otherwise: The first backward ends in an AssertionError, or gradients are clipped by another norm.
     """
