@@ -9,7 +9,7 @@ import yaml
 from lightning.pytorch.callbacks import Callback
 
 from nemo2.base import ranks
-from nemo2.base.errors import CheckpointError, Preempted, RuntimeFault
+from nemo2.base.errors import CheckpointError, Nemo2Error, Preempted, RuntimeFault
 from nemo2.checkpoint.directory import read_manifest
 from nemo2.training.run_dir.directory import RunDirectory, refuse_another_run, writing_to
 from nemo2.training.run_dir.faults import record_fault
@@ -136,6 +136,8 @@ class RunDirectoryCallback(Callback):
 
         try:
             path = write_report(self.directory.log_dir)
+        except Nemo2Error as error:
+            logger.error("the report was not written: %s", error)
         except Exception:  # a failed picture must not make a trained model a failed run
             directory = self.directory.log_dir
             logger.exception("the report was not written. Run `nemo2 runs report %s` to try again", directory)

@@ -114,7 +114,7 @@ def _strategy(facts: Facts) -> Iterator[str]:
     if name not in known:
         yield (
             f"trainer.strategy={name!r}: Lightning has no such strategy{did_you_mean(name, known)} "
-            "Set a strategy such as MegatronStrategy, or one of Lightning's names."
+            "Set MegatronStrategy, FSDP2Strategy or FSDPStrategy, or one of Lightning's names."
         )
     elif lightnings and any(kind.__module__ == "nemo2.models.gpt" for kind in getattr(model, "__mro__", ())):
         from nemo2.models.gpt import without_groups
