@@ -243,9 +243,8 @@ def _writable(target: Path) -> Path:
     if not all(os.access(path, os.W_OK) for path in (replaced, target) if path.exists()):
         raise ConfigError(f"{target}: this user has no permission to write it. Use another path.")
     disk = os.statvfs(replaced)
-    if (
-        replaced is above and disk.f_blocks and not disk.f_bfree
-    ):  # root may use the blocks that others have not available
+    # Of no blocks, nothing is known. Root may use the free blocks that others have not available.
+    if replaced is above and disk.f_blocks and not disk.f_bfree:
         raise RuntimeFault(f"{target}: this disk is full. Free space on it, or use another path.")
     return target
 
