@@ -144,9 +144,7 @@ def test_records_and_templates_that_cannot_be_meant(record, settings, error, why
 
 @pytest.mark.parametrize("template", ["{input:.3} {output}", "{input!r} {output}", "{input} {output:>9}", ""])
 def test_a_template_that_would_not_be_followed_is_refused(template):
-    with pytest.raises(
-        ConfigError, match="asks for a form of the field" if template else r"does not contain \{output\}"
-    ):
+    with pytest.raises(ConfigError, match="asks for a form of the field" if template else "the text is empty"):
         DatasetSettings.of({"prompt_template": template}).template(BYTES)
 
 
