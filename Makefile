@@ -60,6 +60,8 @@ nightly: pretend-gpu ## that, every layout and every recipe on them, and the cas
 	@$(BIN)/python -m tests.long.random_values --cases 500
 	@$(BIN)/python -m tests.long.random_models 600
 	@$(BIN)/python -m tests.long.random_switches 1800
+	@$(BIN)/python -m tests.long.random_tuning 1800
+	@$(BIN)/python -m tests.long.random_resumes 1800
 	@$(BIN)/python -m support.pretend_gpu --gpus 8 $(BIN)/python -m tests.long.parity --folder .pretend_gpu/parity
 	@$(BIN)/python -m support.pretend_gpu --gpus 4 $(BIN)/python -m tests.long.recipes_on_pretend_gpus --again \
 		--results .pretend_gpu/recipes.json --write bench/results/pretend-gpu.md

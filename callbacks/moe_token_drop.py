@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Limits the capacity of experts."""
 
+import math
 from typing import Any
 
 import lightning.pytorch as pl
 
+from nemo2.base.counts import is_number
 from nemo2.base.errors import ConfigError
 from nemo2.config.capture import configurable
 from nemo2.config.provenance import adjust
@@ -25,11 +27,16 @@ class MegatronTokenDropCallback(pl.Callback):
         moe_pad_expert_input_to_capacity: Pad each expert's input to its capacity, so that shapes are constant.
 
     Raises:
-        ConfigError: padding without a limit. At setup: a dispatcher or a load-balancing method that doesn't drop
-            tokens, or a model without experts.
+        ConfigError: a factor that is no number, or padding without a limit. At setup: a dispatcher or a load-balancing
+            method that doesn't drop tokens, or a model without experts.
     """
 
     def __init__(self, moe_expert_capacity_factor: float = 1.0, moe_pad_expert_input_to_capacity: bool = True) -> None:
+        if not (is_number(moe_expert_capacity_factor) and math.isfinite(moe_expert_capacity_factor)):
+            raise ConfigError(
+                f"MegatronTokenDropCallback.moe_expert_capacity_factor={moe_expert_capacity_factor!r}: must be a number, for "
+                "example 1.0. Below 0 means no limit."
+            )
         if moe_expert_capacity_factor < 0 and moe_pad_expert_input_to_capacity:
             raise ConfigError(
                 "MegatronTokenDropCallback.moe_pad_expert_input_to_capacity=True requires a capacity, but "

@@ -8,7 +8,7 @@ import lightning.pytorch as pl
 import torch
 
 from nemo2.base.backend.extras import has, why_missing
-from nemo2.base.counts import count_problems
+from nemo2.base.counts import count_problems, is_number
 from nemo2.base.errors import ConfigError
 from nemo2.config.capture import configurable
 
@@ -52,15 +52,14 @@ class StragglerDetectionCallback(pl.Callback):
     ) -> None:
         self.settings = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
         problems = [
-            f"StragglerDetectionCallback.{name}={self.settings[name]} must be above 0 and at most 1."
+            f"StragglerDetectionCallback.{name}={self.settings[name]!r}: must be a number above 0 and at most 1."
             for name in ("gpu_relative_perf_threshold", "gpu_individual_perf_threshold")
-            if not 0 < self.settings[name] <= 1
+            if not (is_number(self.settings[name]) and 0 < self.settings[name] <= 1)
         ]
-        problems += [
-            f"StragglerDetectionCallback.{name}={self.settings[name]} must be positive."
-            for name in ("report_time_interval",)
-            if self.settings[name] <= 0
-        ]
+        if not (is_number(report_time_interval) and report_time_interval > 0):  # NaN too
+            problems.append(
+                f"StragglerDetectionCallback.report_time_interval={report_time_interval!r}: must be a positive number."
+            )
         problems += count_problems(
             "StragglerDetectionCallback", least=0, num_gpu_perf_scores_to_print=num_gpu_perf_scores_to_print
         )

@@ -77,6 +77,11 @@ EXAMPLES: tuple[Example, ...] = (
         "model.config.recompute_granularity=full model.config.recompute_method=uniform model.config.recompute_num_layers=1 "
         f"model.config.distribute_saved_activations=True->False strategy.fsdp=megatron {CP}=1",
     ),
+    example(
+        "megatron-fsdp-runs-what-is-requested",
+        "strategy.ddp.overlap_grad_reduce=False->True strategy.ddp.data_parallel_sharding_strategy=optim strategy.fsdp=megatron "
+        f"strategy.ddp.num_distributed_optimizer_instances=2 {CP}=1",
+    ),
     example("torch-shards-what-is-requested", f"trainer.strategy=FSDP2Strategy {FP8}->None"),
     example("torch-shards-what-is-requested", "trainer.strategy=FSDP2Strategy(data_parallel_size=3)->FSDP2Strategy"),
     example("torch-shards-what-is-requested", "trainer.strategy=FSDP2Strategy optim.config.optimizer=muon->adam"),
@@ -89,11 +94,17 @@ EXAMPLES: tuple[Example, ...] = (
     example("optimizer-instances-divide-the-replicas", f"{CP}=4 strategy.num_distributed_optimizer_instances=3->4"),
     example("optimizer-instances-divide-the-replicas", f"{CP}=4 strategy.ddp.num_distributed_optimizer_instances=3->4"),
     example(
+        "optimizer-instances-divide-the-replicas",
+        f"{EP}=8 strategy.num_distributed_optimizer_instances=2->1",
+        recipe="deepseek_v2_lite",
+    ),
+    example(
         "optimizer-instances-need-shards",
         "strategy.num_distributed_optimizer_instances=2 optim.config.use_distributed_optimizer=False->True "
         "strategy.ddp.overlap_param_gather=False->",
     ),
     example("something-to-shard", f"strategy.fsdp=megatron {PP}=1 {EP}=8->4", recipe="deepseek_v2_lite"),
+    example("something-to-shard", f"strategy.fsdp=megatron {CP}=1 strategy.num_distributed_optimizer_instances=8->2"),
     # The model
     example("model-numbers-are-in-range", "model.config.num_layers=0->1 model.config.layernorm_epsilon=-1->0"),
     example("model-numbers-are-in-range", "model.config.normalization=RMSnorm->RMSNorm"),
@@ -187,7 +198,6 @@ EXAMPLES: tuple[Example, ...] = (
     ),
     # Pipeline parallelism
     example("virtual-stages-need-stages", f"{VP}=2 ->{PP}=4"),
-    example("mixers-have-no-virtual-stages", f"{PP}=2 {VP}=2->", recipe="mamba2_2_7b"),
     example("mixers-are-cut-by-number", f"{PP}=4 {SPLIT}=True->", recipe="mamba2_2_7b"),
     example("layers-over-stages", f"{PP}=3->4 trainer.devices=6->8 data.global_batch_size=510->"),
     example("layers-for-every-stage", f"{PP}=2 {FIRST}=40->20"),
@@ -199,6 +209,7 @@ EXAMPLES: tuple[Example, ...] = (
         f"model.config.num_layers=4 model.config.hybrid_override_pattern='MM|MM' ->{PP}=2",
         recipe="mamba2_2_7b",
     ),
+    example("written-stages-are-built", f"{PP}=2 {VP}=2->", recipe="mamba2_2_7b"),
     example("stages-send-what-they-hold", f"{PP}=2 strategy.pipeline_dtype=torch.float32->torch.bfloat16"),
     example(
         "two-interleaved-stages-overlap-messages",

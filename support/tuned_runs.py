@@ -52,28 +52,37 @@ def finetune(
     *,
     path: str,
     folder: str,
-    peft: str,
+    peft: Any,
     samples: str = "records",
     trainer: Any,
     every: int = 1,
     keep: int = -1,
+    model: Any = None,
+    checkpoint: str | None = None,
+    **data: Any,
 ) -> Any:
     """Fine-tune in ``directory`` without a tokenizer of the run's own. Returns the model.
 
     Args:
         path: The weights to start from.
         folder: The folder that `prepare` has filled.
-        peft, samples: Of `METHODS` and `SAMPLES`.
+        peft, samples: Of `METHODS` and `SAMPLES`; or a method itself, and "packed pairs".
         every, keep: Steps from one save to the next, and how many of them stay.
+        model: None: the Llama that `prepare` has imported.
+        checkpoint: The one to resume. None: the last of ``directory``, if there is one.
+        data: Arguments of the data module.
     """
     from nemo2 import AutoResume, ModelCheckpoint, NeMoLogger, RestoreConfig, llm
 
     methods = cast(Any, llm.peft.PEFT_STR2CLS)
-    sizes = {"ffn_hidden_size": 64, "kv_channels": 8, "layernorm_epsilon": 1e-6, "rotary_base": 10000}
-    model = small_runs.build_llama(**sizes, vocab_size=None, seq_length=64, gated_linear_unit=True)
+    if isinstance(peft, str):
+        peft = None if peft == "full" else methods[peft](dim=4, dropout=0.1)
+    if model is None:
+        sizes = {"ffn_hidden_size": 64, "kv_channels": 8, "layernorm_epsilon": 1e-6, "rotary_base": 10000}
+        model = small_runs.build_llama(**sizes, vocab_size=None, seq_length=64, gated_linear_unit=True)
     llm.finetune(
         model,
-        _data(folder, samples),
+        _data(folder, samples, **data),
         trainer,
         log=NeMoLogger(
             explicit_log_dir=str(directory),
@@ -87,22 +96,27 @@ def finetune(
             ),
         ),
         resume=AutoResume(
-            resume_if_exists=True, resume_ignore_no_checkpoint=True, restore_config=RestoreConfig(path=path)
+            resume_if_exists=True,
+            resume_ignore_no_checkpoint=True,
+            resume_from_path=checkpoint,
+            restore_config=RestoreConfig(path=path),
         ),
-        peft=None if peft == "full" else methods[peft](dim=4, dropout=0.1),
+        peft=peft,
     )
     return model
 
 
-def _data(folder: str, samples: str) -> Any:
+def _data(folder: str, samples: str, **changes: Any) -> Any:
     from nemo2.data.finetuning.hf_dataset import HFDatasetDataModule
     from nemo2.data.finetuning.module import ChatDataModule, FineTuningDataModule
     from nemo2.data.finetuning.packing import PackedSequenceSpecs
 
     sizes: dict[str, Any] = {"seq_length": 64, "micro_batch_size": 2, "global_batch_size": 4, "num_workers": 0}
+    if samples.startswith("packed"):
+        sizes |= {"packed_sequence_specs": PackedSequenceSpecs(64), "micro_batch_size": 1}
+    sizes |= changes
     if samples == "records":
         return HFDatasetDataModule(f"{folder}/chats.jsonl", **sizes)
-    if samples == "pairs":
+    if samples.endswith("pairs"):
         return FineTuningDataModule(f"{folder}/pairs", **sizes)
-    packs = {"packed_sequence_specs": PackedSequenceSpecs(64), "micro_batch_size": 1} if samples == "packed" else {}
-    return ChatDataModule(f"{folder}/conversations", **{**sizes, **packs}, use_hf_tokenizer_chat_template=True)
+    return ChatDataModule(f"{folder}/conversations", **sizes, use_hf_tokenizer_chat_template=True)

@@ -36,6 +36,7 @@ from nemo2.config.show import TARGET, diff
 from nemo2.data.base import MegatronDataModule
 from nemo2.data.tokenizer_files import FIELDS, files_of
 from nemo2.models.conversion.settings import TRAINED_OTHERWISE, contradicted, contradictions
+from nemo2.models.hybrid_pattern import without_stages
 
 _log = logging.getLogger(__name__)
 
@@ -247,6 +248,8 @@ def _contradictions(checkpoint: Path, model: Any) -> Collection[str]:
 
 def _sort(changes: Changes, part: str, path: str, old: Any, new: Any, *, deciding: Collection[str] = ()) -> None:
     """Add a difference to ``changes``. ``deciding``: fields of the model by which it computes something else now."""
+    if path.endswith("hybrid_override_pattern") and without_stages(str(old)) == without_stages(str(new)):
+        return
     difference = Difference(part, path, old, new)
     if part == "tokenizer" or (part == "model" and _SHAPE_FIELDS.search(path)):
         changes.unfit.append(difference)

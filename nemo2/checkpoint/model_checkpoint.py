@@ -23,6 +23,7 @@ from nemo2.checkpoint.directory import LAST_SUFFIX, Manifest, commit, finished, 
 from nemo2.checkpoint.leftovers import clean_up
 from nemo2.checkpoint.lineage import Run, begin, own
 from nemo2.checkpoint.lock import DirectoryLock
+from nemo2.config.aliases import register_gone
 from nemo2.config.capture import configurable
 from nemo2.config.notices import warn_without_effect
 
@@ -34,6 +35,17 @@ _STEPS = (10_000_001, 10_000_002)
 """Steps whose names must differ. A format such as ``.1e`` gives both the same one."""
 _LONGEST_NAME = 200
 """Bytes of a checkpoint's name. File systems take 255, of which the names of unfinished saves need some."""
+
+_BEST = "the best checkpoints by monitor are kept (save_top_k). Leave it out."
+register_gone(
+    "nemo2.checkpoint.model_checkpoint:ModelCheckpoint",
+    save_best_model=_BEST,
+    try_restore_best_ckpt=_BEST,
+    enable_nemo_ckpt_io="set always_save_context instead.",
+    save_on_exception=(
+        "after an error, ranks may differ in what they hold. Set every_n_train_steps or train_time_interval, and leave it out."
+    ),
+)
 
 
 @configurable

@@ -44,7 +44,7 @@ _COPIES = "fp32_from_fp16_params"
 """The entry of a "half" state with the fp32 copies of the parameters, as a list per group."""
 _KINDS = ("optimizer", "is_expert_parallel")
 """Fields that tell in which optimizer of a chain a group is: "adam" beside muon, and the experts'."""
-_OWN = (*_IDENTIFIERS, *_KINDS, "default_config", "params")
+_OWN = (*_IDENTIFIERS, *_KINDS, *_PEAKS, "default_config", "params")
 
 
 def forms_of(state: Any) -> list[Form]:
@@ -110,15 +110,13 @@ def prepare_load(loaded: Any, whole: Any) -> Any:
         copies = getattr(one, "fp32_from_float16_groups", None)
         if copies is not None and not any(copies):
             part.setdefault(_COPIES, [[] for _ in copies])
-        for group in inner.get("param_groups", ()) if isinstance(inner, dict) else ():
-            alike = [
-                {name: mine.get(name) for name in _PEAKS}
-                for mine in one.param_groups
-                if _identity(mine) == _identity(group)
-                and mine.get("is_expert_parallel") == group.get("is_expert_parallel")
-            ]
-            if len(alike) == 1:
-                group.update({name: value for name, value in alike[0].items() if value is not None or name in group})
+        groups = inner.get("param_groups", ()) if isinstance(inner, dict) else ()
+        for kind in {_kind(group) for group in groups}:
+            # Several groups of a kind differ in their peaks alone (decoupled_lr), and have the same order in every run.
+            saved, own = ([group for group in of if _kind(group) == kind] for of in (groups, one.param_groups))
+            for group, mine in zip(saved, own, strict=True) if len(saved) == len(own) else ():
+                peaks = {name: mine.get(name) for name in _PEAKS}
+                group.update({name: value for name, value in peaks.items() if value is not None or name in group})
     return loaded
 
 
@@ -316,6 +314,10 @@ def _group(mine: dict[str, Any], params: Any, saved: list[dict[str, Any]], step:
 
 def _identity(group: dict[str, Any]) -> tuple[Any, ...]:
     return tuple(group.get(name, group.get(f"pre_{name}")) for name in _IDENTIFIERS)
+
+
+def _kind(group: dict[str, Any]) -> tuple[Any, ...]:
+    return *_identity(group), group.get("is_expert_parallel")
 
 
 def _form(part: dict[str, Any]) -> Form:

@@ -115,12 +115,12 @@ def report(verdict: dict[str, Any], *, colours: bool = False) -> str:
     def style(text: str, code: str) -> str:
         return f"\033[{code}m{text}\033[0m" if colours else text
 
-    place = f"{counted(verdict['nodes'], 'node')} x {verdict['devices'] or 1}"
     problems = verdict["problems"]
     machine = f"\nparameters: {verdict['model']}" if verdict.get("model") else ""
     machine += "\ndata: random tokens (MockDataModule)" if verdict.get("mock_data") else ""
     machine += f"\nchecked for {verdict['machine']}" if "machine" in verdict else ""
-    head = f"{verdict['recipe']} on {place}, {verdict['layout']}: "
+    world = f" on {counted(verdict['nodes'], 'node')} x {verdict['devices']}, {verdict['layout']}"
+    head = f"{verdict['recipe']}{world if verdict['devices'] else ''}: "  # a rule reports a world of no size
     if not problems:
         memory = verdict.get("memory")
         colour = {"fits": "32", "tight": "33", "does not fit": "31"}

@@ -21,15 +21,11 @@ from nemo2.mcore.settle.machine import Machine
 _UNITS = {"k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
 
 
-def _file(path: Optional[Path]) -> Optional[Path]:
-    """Refuse a path where no file can be written before any work starts. `nemo2.base.files.write_file` makes its folders."""
-    return None if path is None else output_file(path)
-
-
-Output = Annotated[Optional[Path], typer.Option("--output", "-o", callback=_file)]
+# Parsed from the text: typer's own path loses the slash of a folder.
+Output = Annotated[Optional[Path], typer.Option("--output", "-o", parser=output_file)]
 FileOrFolder = Annotated[Optional[Path], typer.Option("--output", "-o")]
-Prefix = Annotated[Path, typer.Option("--output", "-o", callback=_file)]
-Html = Annotated[Optional[Path], typer.Option("--html", callback=_file)]
+Prefix = Annotated[Path, typer.Option("--output", "-o", parser=output_file)]
+Html = Annotated[Optional[Path], typer.Option("--html", parser=output_file)]
 Folder = Annotated[Path, typer.Option("--output", "-o", callback=output_folder, help="Directory to write.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace an existing directory.")]
 OverwriteFile = Annotated[bool, typer.Option("--overwrite", help="Replace an existing file of --output.")]

@@ -20,6 +20,7 @@ from nemo2.config.walk import class_of
 
 _LOWER = {"[": (operator.ge, "at least"), "(": (operator.gt, "above")}
 _UPPER = {"]": (operator.le, "at most"), ")": (operator.lt, "less than")}
+_INT64 = 2**63 - 1
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ class Domain:
     unless: str = ""
     but: tuple[float, ...] = ()
     length: Optional[int] = None
-    most: int = 2**63 - 1
+    most: int = _INT64
 
     def holds(self, value: Any) -> bool:
         """Whether a field may have this value. Where it has ``length`` numbers, its type rules out a single number, unless
@@ -81,7 +82,7 @@ class Domain:
         words = _words(self.interval, whole=whole)
         if self.length is not None:
             return f"{self.length} numbers, each {words}"
-        words += f" and at most {self.most:,}" if self.most < 2**63 - 1 else ""
+        words += f" and at most {self.most:,}" if self.most < _INT64 else ""
         words += f" other than {' and '.join(f'{number:g}' for number in self.but)}" if self.but else ""
         return (
             (f"{words}, or a list of numbers between {self.items[1:-1].replace(', ', ' and ')}")
@@ -140,10 +141,13 @@ def out_of_range(node: Any, path: str, domains: Mapping[str, Domain | Choice], *
                 yield f"{owner}{name}={value!r}: must be a finite number."
         elif not domain.holds(value):
             unless = f" {domain.unless[0].upper()}{domain.unless[1:]}." if domain.unless else ""
-            finite = "finite and " if value == math.inf else ""
+            limit = "finite and " if value == math.inf else ""
+            numbers_of = value if isinstance(value, list | tuple) else [value]
+            if any(isinstance(one, int) and one > _INT64 == getattr(domain, "most", None) for one in numbers_of):
+                limit = f"at most {_INT64:,} and "
             texts = domain.texts if isinstance(domain, Choice) and len(domain.texts) > 2 else ()
             nearest = did_you_mean(str(value), texts, listed=True)
-            yield f"{owner}{name}={value!r}: must be {finite}{domain.words} ({domain.why}){nearest}{unless}"
+            yield f"{owner}{name}={value!r}: must be {limit}{domain.words} ({domain.why}){nearest}{unless}"
 
 
 def refuse_out_of_range(values: Mapping[str, Any], path: str, domains: Mapping[str, Domain | Choice]) -> None:

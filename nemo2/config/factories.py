@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Optional, get_args
 import fiddle as fdl
 
 from nemo2.base.errors import ConfigError
-from nemo2.base.names import a, did_you_mean, nearest
+from nemo2.base.names import a, did_you_mean, nearest, sentence
 from nemo2.config.announced import ANNOUNCED
 from nemo2.config.capture import unknown_name
 from nemo2.config.tree import Config
@@ -198,5 +198,5 @@ def _arguments(factory: Callable[..., Any], text: str, fit: Callable[..., Any]) 
                 read.literal, hint if parameters[name].default is not None else Optional[hint], text=read.raw
             )
         except WrongType as error:
-            raise ConfigError(f"{name} of {factory.__name__} {error}.") from None
+            raise ConfigError(sentence(f"{name} of {factory.__name__} {error}")) from None
     return arguments

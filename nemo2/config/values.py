@@ -144,9 +144,10 @@ def _literal(value: Any, choices: tuple, text: str | None) -> Any:
     for choice in choices:
         if (type(choice) is type(value) and choice == value) or (isinstance(choice, str) and choice == text):
             return choice
-    hint = did_you_mean(str(text if text is not None else value), [c for c in choices if isinstance(c, str)])
+    texts = [choice for choice in choices if isinstance(choice, str)]
+    hint = did_you_mean(str(text if text is not None else value), texts, listed=True).rstrip(".")
     listed = ", ".join(repr(choice) for choice in choices)
-    raise WrongType(f"takes one of {listed}, not {_shown(value, text)}{hint if 'mean' in hint else ''}".rstrip("?"))
+    raise WrongType(f"takes one of {listed}, not {_shown(value, text)}{hint}")
 
 
 def _bool(value: Any, text: str | None) -> bool:

@@ -74,8 +74,7 @@ def iterate_nodes(root: Any) -> Iterator[tuple[str, Any]]:
 def children(value: Any) -> list[tuple[str, Any]]:
     """`(".name" or "[index]", child)` for each child of a config, list, tuple or dict. Empty for any other value."""
     if isinstance(value, fdl.Buildable):
-        if isinstance(value, Config | Partial):
-            bring_up_to_date(value)
+        bring_up_to_date(value)  # nemo-run's own nodes too, which leave live objects as they are
         arguments = fdl.ordered_arguments(value)
         return [(f".{key}" if isinstance(key, str) else f"[{key}]", child) for key, child in arguments.items()]
     if isinstance(value, list | tuple):

@@ -150,15 +150,25 @@ def read_array(path: Path, *, by_hash: bool) -> np.ndarray:
 
 
 def write_array(path: Path, array: np.ndarray) -> None:
-    """Write the array atomically under its name, after its hash. A file without a hash is not read."""
+    """Write the array atomically under its name, after its hash. A file without a hash is not read.
+
+    Raises:
+        DataError: the system refuses it, as a full disk does.
+    """
     hashed = hashlib.sha256()
     own = partial(replacing, by_user=False, mode=0o600)
-    with own(path) as unfinished, own(_hash_file(path)) as note:
-        with open(unfinished, "wb") as file:
-            np.lib.format.write_array(_Hashing(file, hashed), array, allow_pickle=False)
-            file.flush()
-            os.fsync(file.fileno())
-        note.write_text(f"{hashed.hexdigest()}  {path.name}\n")
+    try:
+        with own(path) as unfinished, own(_hash_file(path)) as note:
+            with open(unfinished, "wb") as file:
+                np.lib.format.write_array(_Hashing(file, hashed), array, allow_pickle=False)
+                file.flush()
+                os.fsync(file.fileno())
+            note.write_text(f"{hashed.hexdigest()}  {path.name}\n")
+    except OSError as error:
+        raise DataError(
+            f"The sample index {path} can't be written ({error.strerror or error}), and has {array.nbytes:,} bytes. Free "
+            "space on its disk, or set index_mapping_dir to a folder on another disk that all ranks share."
+        ) from error
 
 
 class _Hashing:

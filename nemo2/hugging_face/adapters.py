@@ -50,8 +50,9 @@ _ADAPTER = re.compile(r"(?P<module>.+)\.adapter\.(?P<rest>.+)\.weight(?P<section
 _EXPERT = re.compile(r"(?P<layer>.+\.experts)\.\d+\.(?P<leaf>\w+)\.weight")
 _GATE_UP = ("gate_up_proj", ("gate_proj", "up_proj"))
 _STACKED = {"gate_proj": _GATE_UP, "up_proj": _GATE_UP, "down_proj": ("down_proj", ("down_proj",))}
-"""The parameters of transformers 5 that hold all experts of a layer, with what they hold, by the released names. peft knows
-the ones of Mixtral by its own."""
+"""The parameters of transformers 5 that hold all experts of a layer, with what they hold, by the released names."""
+_STACKED_BY_PEFT = dict.fromkeys(("w1", "w3"), ("gate_up_proj", ("w1", "w3")))
+"""Those that peft itself makes of the names of Mixtral's modules."""
 
 
 def export_adapter(
@@ -320,18 +321,18 @@ def _targets(modules: Mapping[str, _Released], entries: Sequence[Entry]) -> dict
         leaf = name.rpartition(".")[2]
         theirs = name.removeprefix("backbone.")  # the prefix of Nemotron-H's release, not of its class
         expert = _EXPERT.fullmatch(f"{theirs}.weight")
+        parameter, parts = (_STACKED | _STACKED_BY_PEFT).get(leaf, ("", ())) if expert is not None else ("", ())
+        siblings = {name.removesuffix(leaf) + part for part in parts}
+        if without := sorted(siblings - modules.keys()):
+            raise ConfigError(
+                f"{name} has an adapter and {without[0]} has none, but peft trains both as one parameter of all "
+                f"experts. Remove the experts from peft.target_modules, or {export_merged()}."
+            )
         if leaf not in of_experts or not are_stacked:
             targets[theirs] = False, module.rank
         elif expert is None:
             targets[f"{theirs}.weight"] = True, module.rank
         else:
-            parameter, parts = _STACKED[leaf]
-            siblings = {name.removesuffix(leaf) + part for part in parts}
-            if without := sorted(siblings - modules.keys()):
-                raise ConfigError(
-                    f"{name} has an adapter and {without[0]} has none, but peft trains both as one parameter of all "
-                    f"experts. Remove the experts from peft.target_modules, or {export_merged()}."
-                )
             targets[f"{expert['layer']}.{parameter}"] = True, sum(modules[sibling].rank for sibling in siblings)
     return targets
 

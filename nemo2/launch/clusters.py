@@ -186,7 +186,8 @@ def build_executor(profile: Profile) -> tuple[Any, ClusterSettings]:
         check_fields(executor)
         settings = ClusterSettings(**{key: value for key, value in profile.values.items() if key in setting_names})
     except ConfigError as error:
-        raise ConfigError(f"{where} {error}") from error
+        text = str(error).replace("tunnel.job_dir", "job_dir")  # its name in a profile
+        raise ConfigError(f"{where} {text}") from error
     except (TypeError, ValueError, AssertionError, ImportError) as error:
         raise ConfigError(f"{where} {KINDS[kind]} refuses it: {error}") from error
     except Exception as error:

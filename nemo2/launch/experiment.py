@@ -23,8 +23,8 @@ from nemo2.base.variables import environment
 from nemo2.config.serialize import to_json
 from nemo2.launch.failure import explain_failure
 from nemo2.launch.local import (
-    LAUNCHER_FILE,
     child_processes,
+    claim_staging,
     keep_private,
     rank_variables,
     split_secrets,
@@ -39,7 +39,13 @@ from nemo2.launch.result import RunResult, Status
 from nemo2.launch.signals import own_signals, raise_on_signals
 from nemo2.launch.stream import RunDisplay
 from nemo2.launch.trusted_files import KERNEL_CACHE, refuse_untrusted_kernel_cache
-from nemo2.training.run_dir.directory import RUN_DIR_FILE_VARIABLE, VERSION_VARIABLE, create_directory, timestamp
+from nemo2.training.run_dir.directory import (
+    RUN_DIR_FILE_VARIABLE,
+    VERSION_VARIABLE,
+    create_directory,
+    timestamp,
+    writing_to,
+)
 from nemo2.training.run_dir.faults import FAULT_DIR_VARIABLE, read_faults
 from nemo2.training.run_dir.parent_watchdog import LAUNCHER_VARIABLE, process_identity
 from nemo2.training.run_dir.records import RECIPE_FILE, RECIPE_VARIABLE
@@ -99,15 +105,16 @@ def on_experiment(request: LaunchRequest) -> RunResult:
     staging = Path(get_nemorun_home()) / "nemo2" / experiment_id
     create_directory(staging, field="NEMORUN_HOME")
     staging.chmod(0o700)  # it holds the user's settings
-    if not detach:
-        (staging / LAUNCHER_FILE).write_text(process_identity(), encoding="utf-8")
-    sweep_staging(staging.parent)
-    secrets = prepare_executor(executor, staging=staging)
+    with writing_to(staging, field="NEMORUN_HOME"):
+        if not detach:
+            claim_staging(staging)
+        sweep_staging(staging.parent)
+        secrets = prepare_executor(executor, staging=staging)
+        (staging / RECIPE_FILE).write_text(to_json(recipe), encoding="utf-8")
     if local and not detach:
         executor.env_vars[LAUNCHER_VARIABLE] = process_identity()
     if dryrun:  # a dry run prints its folder
         executor.env_vars |= {name: f"${name}" for name in split_secrets(executor.env_vars)[1]}
-    (staging / RECIPE_FILE).write_text(to_json(recipe), encoding="utf-8")
     keep_private(Path(get_nemorun_home()) / "experiments" / name)
     experiment = _Experiment(
         name,

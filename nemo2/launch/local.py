@@ -4,6 +4,7 @@
 import contextlib
 import os
 import shutil
+import socket
 import stat
 import sys
 import time
@@ -14,7 +15,8 @@ from typing import TYPE_CHECKING
 from nemo2.base.import_path import own_folders, path_variables, requested_path, write_hook
 from nemo2.base.place import usable_cores
 from nemo2.training.run_dir.environment import is_secret_name
-from nemo2.training.run_dir.parent_watchdog import is_running
+from nemo2.training.run_dir.parent_watchdog import is_running, process_identity
+from nemo2.training.run_dir.records import write_text
 
 if TYPE_CHECKING:
     import psutil
@@ -27,7 +29,7 @@ _KNOWN_WARNINGS = (
 )
 
 LAUNCHER_FILE = "launcher"
-"""The file in a launch's folder that identifies the launching process."""
+"""The file in a launch's folder with the launching process and, in a second line, its host."""
 _STAGING_SECONDS = 86400.0
 _STOP_SECONDS = 45.0
 """The time for processes to end. torchrun gives its ranks 30 s after a SIGTERM."""
@@ -121,6 +123,12 @@ def stop_processes(pids: Iterable[int], *, grace_seconds: float = _STOP_SECONDS)
             _quietly(process.kill)
 
 
+def claim_staging(staging: Path) -> None:
+    """Protect a launch's folder from other launches while this process lives. Written in one rename, because they may look at
+    any moment."""
+    write_text(staging / LAUNCHER_FILE, f"{process_identity()}\n{socket.gethostname()}")
+
+
 def sweep_staging(folder: Path) -> list[Path]:
     """Delete the leftovers of killed launches in ``folder``. Returns the deleted paths."""
     removed = leftovers(folder)
@@ -130,16 +138,18 @@ def sweep_staging(folder: Path) -> list[Path]:
 
 
 def leftovers(folder: Path) -> list[Path]:
-    """The folders of killed launches in ``folder``. A folder without a process, or of a launch on a cluster, counts
-    after a day."""
+    """The folders of killed launches in ``folder``. A folder without a process, of a launch on a cluster or, in a home that hosts
+    share, of another host counts after a day."""
     folders = []
     for staging in sorted(path for path in folder.iterdir() if path.is_dir() and not path.is_symlink()):
         with contextlib.suppress(FileNotFoundError):  # another launch has just deleted it
             modified = staging.stat().st_mtime
             try:
-                over = not is_running((staging / LAUNCHER_FILE).read_text(encoding="utf-8"))
+                process, _, host = (staging / LAUNCHER_FILE).read_text(encoding="utf-8").partition("\n")
             except OSError:
-                over = time.time() - modified > _STAGING_SECONDS
+                process, host = "", None
+            here = host in ("", socket.gethostname())  # an earlier version wrote no host
+            over = not is_running(process) if here else time.time() - modified > _STAGING_SECONDS
             if over:
                 folders.append(staging)
     return folders

@@ -242,35 +242,21 @@ class GPTConfig(TransformerConfig):
             ConfigError: the vocabulary is unknown, or does not fit the tokenizer or the tensor-parallel size.
         """
         self.adjust_to_this_machine()
-        if self.virtual_pipeline_model_parallel_size is not None and vp_stage is None:
-            vp_stage = 0
-        if pre_process is None:
-            pre_process = parallel_state.is_pipeline_first_stage(ignore_virtual=vp_stage is None, vp_stage=vp_stage)
-        if post_process is None:
-            post_process = parallel_state.is_pipeline_last_stage(ignore_virtual=vp_stage is None, vp_stage=vp_stage)
         from nemo2.models.layers.spec import mtp_block_spec
 
-        layers = self._resolve_layer_spec(vp_stage)
+        stage = self._stage(pre_process, post_process, vp_stage)
+        layers = self._resolve_layer_spec(stage["vp_stage"])
         build = partial(
             MegatronGPTModel,
             self,
             transformer_layer_spec=layers,
-            pre_process=pre_process,
-            post_process=post_process,
-            mtp_block_spec=mtp_block_spec(self, layers, vp_stage=vp_stage),
-            vp_stage=vp_stage,
+            mtp_block_spec=mtp_block_spec(self, layers, vp_stage=stage["vp_stage"]),
+            **stage,
             **self._model_arguments(tokenizer),
         )
         with torch.device("meta") if self.init_model_with_meta_device else nullcontext():
             model = fusing_where_possible(build)
-        self._finish_logits(model, tokenizer)
-        if self.mtp_num_layers and post_process:
-            from nemo2.models.layers import mtp
-
-            mtp.tie_output_layer(model)
-            mtp.weigh_further_losses(model)
-            mtp.leave_out_padding(model)
-            mtp.answer_without_labels(model)
+        self._finish_end(model, tokenizer)
         self.customize_model(model)
         return model
 
@@ -286,8 +272,9 @@ class GPTConfig(TransformerConfig):
             **{name: getattr(self, name) for name in _MODEL_ARGUMENTS},
         }
 
-    def _finish_logits(self, model: Any, tokenizer: Any) -> None:
-        """Cap and mask the logits of a chunk with an output layer before anything reads them."""
+    def _finish_end(self, model: Any, tokenizer: Any) -> None:
+        """Of a chunk with an output layer, cap and mask the logits before anything reads them, and finish the additional
+        predictions."""
         from nemo2.models.layers.logits import cap_logits, mask_padding
 
         if not hasattr(model, "output_layer"):
@@ -295,6 +282,13 @@ class GPTConfig(TransformerConfig):
         if self.final_logit_softcapping is not None:
             cap_logits(model.output_layer, self.final_logit_softcapping)
         mask_padding(model.output_layer, self.num_token_ids(tokenizer), model.vocab_size)
+        if self.mtp_num_layers and model.post_process:
+            from nemo2.models.layers import mtp
+
+            mtp.tie_output_layer(model)
+            mtp.weigh_further_losses(model)
+            mtp.leave_out_padding(model)
+            mtp.answer_without_labels(model)
 
     def padded_vocab_size(self, tokenizer: Any) -> int:
         """The rows of the embedding over all tensor-parallel ranks.
@@ -328,6 +322,19 @@ class GPTConfig(TransformerConfig):
         if self.vocab_size is not None:
             return self.vocab_size
         return tokenizer.vocab_size if self.mask_vocab_padding else padded
+
+    def _stage(
+        self, pre_process: Optional[bool], post_process: Optional[bool], vp_stage: Optional[int]
+    ) -> dict[str, Any]:
+        """Megatron-Core's arguments about the part of the pipeline that a model holds."""
+        if self.virtual_pipeline_model_parallel_size is not None and vp_stage is None:
+            vp_stage = 0
+        place: dict[str, Any] = {"ignore_virtual": vp_stage is None, "vp_stage": vp_stage}
+        return {
+            "pre_process": parallel_state.is_pipeline_first_stage(**place) if pre_process is None else pre_process,
+            "post_process": parallel_state.is_pipeline_last_stage(**place) if post_process is None else post_process,
+            "vp_stage": vp_stage,
+        }
 
     def _resolve_layer_spec(self, vp_stage: Optional[int]) -> ModuleSpec:
         spec = self.transformer_layer_spec

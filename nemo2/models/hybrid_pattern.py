@@ -7,6 +7,8 @@ from typing import Any, NamedTuple, Optional
 
 from nemo2.base.errors import ConfigError
 
+ENDS = ("num_layers_in_first_pipeline_stage", "num_layers_in_last_pipeline_stage")
+
 
 class HybridPattern(NamedTuple):
     """The kinds of layers by letter: those of the decoder, and those of each depth of multi-token prediction."""
@@ -43,7 +45,12 @@ def hybrid_pattern(config: Any) -> Optional[HybridPattern]:
     except ValueError as error:
         raise ConfigError(f"model.config.hybrid_override_pattern={pattern!r}: {error}") from error
     # Megatron-Core builds the additional predictions only if the config requests them too.
-    return HybridPattern(main.replace("|", ""), further if getattr(config, "mtp_num_layers", None) else ())
+    return HybridPattern(without_stages(main), further if getattr(config, "mtp_num_layers", None) else ())
+
+
+def without_stages(pattern: str) -> str:
+    """A pattern without its pipeline separators: the layers of a model, without the stages of a layout."""
+    return pattern.replace("|", "")
 
 
 def pattern_problems(config: Any) -> Iterator[str]:
@@ -85,9 +92,9 @@ def pattern_problems(config: Any) -> Iterator[str]:
         )
 
 
-def uncut_hybrid_problems(setting: Callable[[str], Any]) -> Iterator[str]:
-    """Pipeline settings that Megatron-Core ignores when it distributes a hybrid's layers. ``setting`` returns the
-    value of a setting by name."""
+def uncut_hybrid_problems(pattern: Optional[str], setting: Callable[[str], Any]) -> Iterator[str]:
+    """Pipeline settings that Megatron-Core ignores when it distributes a hybrid's layers, or rejects beside the stages of its
+    ``pattern``. ``setting`` returns the value of a setting by name."""
     names = (f"account_for_{part}_in_pipeline_split" for part in ("embedding", "loss"))
     for name in (*names, "pipeline_model_parallel_layout"):
         if value := setting(name):
@@ -96,6 +103,12 @@ def uncut_hybrid_problems(setting: Callable[[str], Any]) -> Iterator[str]:
                 "other stages than requested. Leave it unset, and set num_layers_in_first_pipeline_stage or "
                 "num_layers_in_last_pipeline_stage."
             )
+    for name in ENDS if "|" in (pattern or "") else ():
+        if setting(name) is not None:
+            yield (
+                f"strategy.{name}={setting(name)}: model.config.hybrid_override_pattern={pattern!r} writes the stages out. Leave "
+                "it unset, or remove the '|'."
+            )
 
 
 def left_out_layers(config: Any) -> Optional[str]:
@@ -103,10 +116,12 @@ def left_out_layers(config: Any) -> Optional[str]:
 
     Megatron-Core 0.16 builds such a model without an error.
     """
-    stages, pattern = config.pipeline_model_parallel_size, config.hybrid_override_pattern
-    ends = [config.num_layers_in_first_pipeline_stage, config.num_layers_in_last_pipeline_stage]
-    if stages == 1 or "|" in (pattern or ""):
-        return unbuilt_stages(pattern, stages)
+    stages, chunks = config.pipeline_model_parallel_size, config.virtual_pipeline_model_parallel_size
+    ends = [getattr(config, name) for name in ENDS]
+    if problem := unbuilt_stages(config.hybrid_override_pattern, stages, chunks):
+        return problem
+    if stages == 1 or "|" in (config.hybrid_override_pattern or ""):
+        return None
     stated = [size for size in ends if size is not None]
     between, layers = stages - len(stated), config.num_layers - sum(stated)
     if layers >= 0 and (layers % between == 0 if between else layers == 0):
@@ -119,16 +134,31 @@ def left_out_layers(config: Any) -> Optional[str]:
     )
 
 
-def unbuilt_stages(pattern: Optional[str], stages: int) -> Optional[str]:
+def unbuilt_stages(pattern: Optional[str], stages: int, chunks: Optional[int]) -> Optional[str]:
     """Why a pipeline of so many ``stages`` would not build those that a pattern writes out with ``|``. None: it does, or none are
-    written out. Megatron-Core gives each rank the part of its number, and builds no other."""
-    parts = (pattern or "").partition("/")[0].split("|")
-    if len(parts) in (1, stages):
+    written out. Megatron-Core gives each chunk of a rank the part of its number, and builds no other.
+
+    Args:
+        chunks: The virtual stages of each stage, which only a pattern can write out. None: there are none.
+    """
+    parts = len(str(pattern or "").partition("/")[0].split("|"))
+    chunks = chunks if stages > 1 else None
+    if parts == stages * (chunks or 1) or (parts == 1 and chunks is None):
         return None
+    if parts == 1:
+        return (
+            f"strategy.virtual_pipeline_model_parallel_size={chunks}: only the pattern of a hybrid model splits it into virtual "
+            f"stages. Leave it unset, or separate {stages * (chunks or 1)} stages by '|' in model.config.hybrid_override_pattern "
+            "(Megatron-Core 0.19)."
+        )
+    beside, fix = "", f"Set pipeline_model_parallel_size={parts}, or move"
+    if chunks is not None:
+        size = parts // stages if parts > stages else None
+        beside = f" and virtual_pipeline_model_parallel_size={chunks}"
+        fix = "Move" if parts % stages else f"Set virtual_pipeline_model_parallel_size={size}, or move"
     return (
-        f"model.config.hybrid_override_pattern={pattern!r} has {len(parts)} stages, but "
-        f"strategy.pipeline_model_parallel_size={stages}. Set pipeline_model_parallel_size={len(parts)}, "
-        "or move or remove the '|'."
+        f"model.config.hybrid_override_pattern={pattern!r} has {parts} stages, but "
+        f"strategy.pipeline_model_parallel_size={stages}{beside}. {fix} or remove the '|'."
     )
 
 

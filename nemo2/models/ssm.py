@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, Optional, Union
 
-from megatron.core import parallel_state
 from megatron.core.activations import squared_relu
 from megatron.core.transformer import ModuleSpec
 
@@ -99,19 +98,17 @@ class SSMConfig(GPTConfig):
 
         Raises:
             ConfigError: the pattern does not fit the number of layers; the layers do not fit the pipeline stages; there
-                are virtual pipeline stages; or the vocabulary does not fit.
+                are virtual pipeline stages that the pattern does not write out; or the vocabulary does not fit.
         """
         self.adjust_to_this_machine()
         for problem in pattern_problems(self):
             raise ConfigError(problem)
-        for problem in (*uncut_hybrid_problems(partial(getattr, self)), left_out_layers(self)):
+        for problem in (
+            *uncut_hybrid_problems(self.hybrid_override_pattern, partial(getattr, self)),
+            left_out_layers(self),
+        ):
             if problem is not None:
                 raise ConfigError(problem)
-        if self.virtual_pipeline_model_parallel_size is not None or vp_stage is not None:
-            raise ConfigError(
-                "Megatron-Core does not split hybrid models into virtual pipeline stages: set "
-                "strategy.virtual_pipeline_model_parallel_size=None."
-            )
         spec = self.mamba_stack_spec
         if not isinstance(spec, ModuleSpec):
             spec = spec(self) if inspect.signature(spec).parameters else spec()
@@ -123,12 +120,11 @@ class SSMConfig(GPTConfig):
             _hybrid_model,
             self,
             spec,
-            pre_process=parallel_state.is_pipeline_first_stage() if pre_process is None else pre_process,
-            post_process=parallel_state.is_pipeline_last_stage() if post_process is None else post_process,
+            **self._stage(pre_process, post_process, vp_stage),
             **self._model_arguments(tokenizer),
         )
         model = fusing_where_possible(build)
-        self._finish_logits(model, tokenizer)
+        self._finish_end(model, tokenizer)
         return model
 
 
@@ -146,6 +142,7 @@ def _hybrid_model(config: SSMConfig, spec: ModuleSpec, **arguments: Any) -> Any:
     except ImportError:
         from megatron.core.models.mamba import MambaModel as MegatronMambaModel
 
+        del arguments["vp_stage"]  # None: earlier versions have no virtual stages of hybrids
         return MegatronMambaModel(config, spec, **pattern, **ratios, **arguments)
     return HybridModel(config, spec, hybrid_layer_pattern=config.hybrid_override_pattern, **ratios, **arguments)
 

@@ -292,7 +292,8 @@ class MegatronStrategy(LiveSettings, BaseStrategy):
         if self.fsdp:
             from nemo2.mcore.parallel.fsdp import unshared
 
-            if problem := unshared(self.layout, world_size, has_experts=has_experts):
+            instances: int = self.ddp_config.num_distributed_optimizer_instances
+            if problem := unshared(self.layout, world_size, has_experts=has_experts, instances=instances):
                 raise ConfigError(f"strategy.fsdp={self.fsdp!r} {problem}")
 
     # ------------------------------------------------------------------------------------------------------ connecting

@@ -190,8 +190,9 @@ class Trainer(pl.Trainer):
                 arguments["enable_checkpointing"] = False
             arguments["enable_model_summary"] = bool(enable_model_summary)
             arguments["logger"] = False if logger is None else logger
-        # Evaluated first, because Lightning appends its own to the list that it receives.
         has_timer = any(isinstance(item, Timer) for item in _listed(callbacks))
+        # A list of its own, because Lightning appends its callbacks to it, and the user's says what the user set.
+        arguments["callbacks"] = _listed(callbacks)
         super().__init__(**arguments)
         if overfit_batches and limit_val_batches == 0:
             self.limit_val_batches = 0  # Lightning would validate on as many batches

@@ -12,6 +12,7 @@ parameter's gradient of the first step are compared. Each layout ends as one of
 A layout that differs and a legal one that fails are printed with their seed, which reproduces them, and the exit code is 1.
 """
 
+import functools
 import inspect
 import os
 import random
@@ -41,7 +42,7 @@ STEPS = 3
 FLOOR = 1e-4
 """Of the largest norm of a gradient. Smaller ones, such as that of the bias of keys, are rounding errors."""
 LAYOUTS: dict[str, dict[str, Any]] = {
-    "DP2": {"plain": True},
+    "DP2": {"world": 2},
     "TP2": {"tensor_model_parallel_size": 2},
     "TP2 SP": {"tensor_model_parallel_size": 2, "sequence_parallel": True},
     "CP2": {"context_parallel_size": 2},
@@ -105,7 +106,13 @@ _LATENT: list[dict[str, tuple[Any, ...]]] = [
     {"rope_type": ("rope", "yarn"), "rotary_scaling_factor": (4.0,), "original_max_position_embeddings": (16,), "mscale": (0.7,)},
 ]  # fmt: skip
 _HYBRID: list[dict[str, tuple[Any, ...]]] = [
-    {"hybrid_override_pattern": ("MMMM", "M-M*", "M*|M-", "*-MM"), "mamba_num_groups": (1, 2, 4)},
+    {"hybrid_override_pattern": ("MMMM", "M-M*", "M*|M-", "*-M|M", "M|*|-|M"), "mamba_num_groups": (1, 2, 4)},
+    {
+        "hybrid_override_pattern": ("M*M-/M*", "M*|M-/M", "M|*|-|M/*"),
+        "mtp_num_layers": (1,),
+        "share_embeddings_and_output_weights": (True, False),
+        "calculate_per_token_loss": (True, False),
+    },
 ]
 _OPTIM: list[dict[str, tuple[Any, ...]]] = [{"optimizer": ("adam", "sgd"), "clip_grad": (0.0, 0.2, 1.0)}]
 _DDP: list[dict[str, tuple[Any, ...]]] = [
@@ -127,6 +134,8 @@ NOT_DRAWN = re.compile(
 """Booleans that name another run (its precision, without an optimizer, with as much padding as a layout needs) or a GPU's."""
 HOW = re.compile(r"strategy|recompute|fusion|overlap|p2p|cp_comm|saved_activations|deallocate|defer|dispatcher|mem_eff")
 """Switches that must not change what is computed. The process that layouts are compared with doesn't have them."""
+
+PATTERN = "model.config.hybrid_override_pattern"
 
 
 def drawn(seed: int) -> tuple[str, dict[str, Any], list[str]]:
@@ -155,6 +164,10 @@ def drawn(seed: int) -> tuple[str, dict[str, Any], list[str]]:
     return base, values, layouts
 
 
+def world_of(layout: dict[str, Any] | None) -> int:
+    return layout.get("world", 2) if layout else 1
+
+
 def recipe_of(base: str, values: dict[str, Any], layout: dict[str, Any] | None) -> Any:
     """The case in a layout of two ranks. None: on one process, without the switches that say how."""
     from nemo2.config import Config
@@ -166,19 +179,22 @@ def recipe_of(base: str, values: dict[str, Any], layout: dict[str, Any] | None) 
     config.num_layers, config.init_method_std, config.vocab_size = 4, 0.08, models.VOCAB
     if base == "latent":
         config.moe_layer_freq = [0, 1, 1, 1]
-    trainer.plugins, trainer.max_steps, trainer.devices = (
-        Config(MegatronMixedPrecision, "32"),
-        STEPS,
-        2 if layout else 1,
-    )
+    trainer.plugins, trainer.max_steps = Config(MegatronMixedPrecision, "32"), STEPS
+    trainer.devices = world_of(layout)
     optim.lr, optim.use_distributed_optimizer, recipe.optim.lr_scheduler = 1e-2, layout is not None, None
     if layout is None:
         trainer.strategy.ddp.overlap_grad_reduce = trainer.strategy.ddp.overlap_param_gather = False
         values = {path: value for path, value in values.items() if not HOW.search(path)}
-    layout = {name: value for name, value in (layout or {}).items() if name != "plain"}
+        if isinstance(pattern := values.get(PATTERN), str):
+            values[PATTERN] = pattern.replace("|", "")
+    layout = {name: value for name, value in (layout or {}).items() if name != "world"}
     if kind := layout.pop("kind", None):
         trainer.strategy = Config(getattr(nemo2, kind))
-        values = {path: value for path, value in values.items() if not path.startswith("trainer.strategy")}
+        values = {
+            path: value
+            for path, value in values.items()
+            if not path.startswith("trainer.strategy.") or hasattr(trainer.strategy, path.split(".")[2])
+        }
     for path, value in (*values.items(), *((f"trainer.strategy.{name}", value) for name, value in layout.items())):
         *parents, name = path.split(".")
         setattr(reduce(getattr, parents, recipe), name, value)
@@ -201,31 +217,12 @@ def train(case: tuple[Any, ...], folder: str, directory: str) -> dict[str, Any]:
     recipe, one, path = recipe_of(*case), case[2] is None, Path(folder)
     recipe.log.explicit_log_dir = directory
 
-    def errors(trainer: Any) -> dict[str, Any]:
-        whole = measure.gradients_in(path)
-        if not moments.holds_gradients(trainer.strategy) and recipe.optim.config.optimizer != "adam":
-            return {"errors": {"": 0.0}}
-        found = gradients.differences(measure._pieces(trainer, whole), whole)
-        everybodys: list[Any] = [None] * torch.distributed.get_world_size()
-        torch.distributed.all_gather_object(everybodys, found)
-        norms = {entry["label"]: float(entry["gradient"].norm()) for entry in whole.values()}
-        errors = gradients.relative_errors([item for rank in everybodys for item in rank], whole)
-        least = FLOOR * max(norms.values())
-        return {
-            "errors": {
-                name: error * min(1.0, norms[name] / least) if norms[name] else error for name, error in errors.items()
-            }
-        }
-
-    def leave(trainer: Any) -> dict[str, Any]:
-        torch.save(gradients.whole_gradients(measure._megatrons(trainer)), path / measure.GRADIENTS)
-        return {"errors": {}}
-
     def weights(trainer: Any) -> None:
         dump = trainer._checkpoint_connector.dump_checkpoint(weights_only=True)
         trainer.strategy.save_checkpoint(dump, path / measure.WEIGHTS, storage_options={"with_context": False})
 
-    recorder = measure.Recorder(leave if one else errors, weights if one else None)
+    first = functools.partial(save_gradients if one else gradient_errors, folder=path)
+    recorder = measure.Recorder(first, weights if one else None)
     call = fdl.build(recipe)
     call.keywords["trainer"].callbacks.append(recorder)
     call.keywords["data"].train_dataloader = lambda: DataLoader(
@@ -237,13 +234,38 @@ def train(case: tuple[Any, ...], folder: str, directory: str) -> dict[str, Any]:
     return {"losses": recorder.losses, "grad_norms": recorder.grad_norms} | recorder.first
 
 
+def save_gradients(trainer: Any, folder: Path) -> dict[str, Any]:
+    """For `gradient_errors` of other layouts."""
+    import torch
+
+    torch.save(gradients.whole_gradients(measure._megatrons(trainer)), folder / measure.GRADIENTS)
+    return {"errors": {}}
+
+
+def gradient_errors(trainer: Any, folder: Path) -> dict[str, Any]:
+    """How far each gradient is from the one that one process left; those below `FLOOR` weigh less. Every rank calls it."""
+    import torch
+
+    whole = measure.gradients_in(folder)
+    if not moments.holds_gradients(trainer.strategy) and trainer.lightning_module.optim.config.optimizer != "adam":
+        return {"errors": {"": 0.0}}
+    own = gradients.differences(measure._pieces(trainer, whole), whole)
+    everyones: list[Any] = [None] * torch.distributed.get_world_size()
+    torch.distributed.all_gather_object(everyones, own)
+    norms = {entry["label"]: float(entry["gradient"].norm()) for entry in whole.values()}
+    errors = gradients.relative_errors([item for rank in everyones for item in rank], whole)
+    least = FLOOR * max(norms.values())
+    scale = {name: min(1.0, norm / least) if norm else 1.0 for name, norm in norms.items()}
+    return {"errors": {name: error * scale[name] for name, error in errors.items()}}
+
+
 def refused(case: tuple[Any, ...]) -> str:
     """The rules that refuse the case, or the words of the configuration. Empty: it is legal."""
     from nemo2.base.errors import ConfigError
     from nemo2.preflight.checks.find import find
 
     try:
-        problems = find(recipe_of(*case), devices=2 if case[2] else 1, nodes=1, local=True)
+        problems = find(recipe_of(*case), devices=world_of(case[2]), nodes=1, local=True)
     except ConfigError as error:
         return str(error)
     return " ".join(sorted({problem.rule for problem in problems}))
@@ -256,7 +278,7 @@ def run(case: tuple[Any, ...], folder: str) -> dict[str, Any]:
         RankFailed: it failed.
     """
     with tempfile.TemporaryDirectory() as directory:
-        return ranks.run(train, 2 if case[2] else 1, case, folder, directory, timeout=240.0, quiet=True)[0]
+        return ranks.run(train, world_of(case[2]), case, folder, directory, timeout=240.0, quiet=True)[0]
 
 
 def results_of(seed: int) -> Iterator[tuple[str, str, Any]]:
@@ -276,7 +298,7 @@ def results_of(seed: int) -> Iterator[tuple[str, str, Any]]:
             try:
                 report = run(case, folder)
             except ranks.RankFailed as error:
-                yield name, "FAILED", str(error) if os.environ.get("TRACEBACK") else str(error).split("\n")[0][:500]
+                yield name, "FAILED", shown(error)
                 if not reference:
                     return
                 continue
@@ -287,24 +309,28 @@ def results_of(seed: int) -> Iterator[tuple[str, str, Any]]:
             yield name, "DIFFERS" if verdict.broken(difference, verdict.BOUNDS) else "same", difference
 
 
-def main(seconds: float, first: int) -> int:
+def shown(error: ranks.RankFailed) -> str:
+    return str(error) if os.environ.get("TRACEBACK") else str(error).split("\n")[0][:500]
+
+
+def main(cases: Any, seconds: str = "60", first: str = "0") -> int:
+    """Print the ends of the ``cases`` of a module such as this one, for so many seconds, from the seed ``first`` on."""
     ranks.prepare(*random_values.PRELOAD, "tests.long.parity.measure")
     ends: Counter[str] = Counter()
-    begun, seed = time.monotonic(), first
-    while time.monotonic() - begun < seconds:
-        base, values, _ = drawn(seed)
+    begun, seed = time.monotonic(), int(first)
+    while time.monotonic() - begun < float(seconds):
+        base, values, *_ = cases.drawn(seed)
         switches = ", ".join(f"{path}={getattr(value, '__name__', repr(value))}" for path, value in values.items())
-        for layout, end, why in results_of(seed):
+        for layout, end, why in cases.results_of(seed):
             ends[end] += 1
             if end.isupper() or os.environ.get("ALL"):
                 print(f"seed {seed}, {base}, {layout}: {switches}\n  {end}: {why}", flush=True)
         seed += 1
-    print(f"{seed - first} cases from seed {first}: {dict(ends)}")
+    print(f"{seed - int(first)} cases from seed {first}: {dict(ends)}")
     return 1 if ends["FAILED"] + ends["DIFFERS"] else 0
 
 
 if __name__ == "__main__":
     from tests.long import random_switches  # ranks know its functions by this name
 
-    arguments = [*sys.argv[1:], *("60", "0")[len(sys.argv) - 1 :]]
-    sys.exit(random_switches.main(float(arguments[0]), int(arguments[1])))
+    sys.exit(random_switches.main(random_switches, *sys.argv[1:]))

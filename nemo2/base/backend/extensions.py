@@ -3,6 +3,7 @@
 
 import logging
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -67,15 +68,22 @@ def _folder(name: str) -> Path:
 
 def _remove_stale_lock(lock: Path, name: str) -> None:
     """Remove the lock of a compilation whose process was killed, for which torch would wait for ever."""
-    waited = False
-    while lock.exists():
-        age = time.time() - lock.stat().st_mtime
-        if age >= _STALE_SECONDS:
-            _log.warning("Removed %s, which a process that was killed left %.0f s ago.", lock, age)
-            lock.unlink(missing_ok=True)
-        elif not waited:
-            waited = True
-            _log.warning(
-                "Waiting for another process that compiles %s, or for %s to be %.0f s old.", name, lock, _STALE_SECONDS
-            )
-        time.sleep(0.2)
+    began: dict[float, float] = {}
+    reported = False
+    with suppress(FileNotFoundError):  # the other process has compiled it
+        while True:
+            modified = lock.stat().st_mtime
+            waited = time.monotonic() - began.setdefault(modified, time.monotonic())
+            age = max(time.time() - modified, waited)  # the clock of a file server may be ahead of this host's
+            if age >= _STALE_SECONDS:
+                _log.warning("Removed %s, which a process that was killed left %.0f s ago.", lock, age)
+                lock.unlink()
+            elif not reported:
+                reported = True
+                _log.warning(
+                    "Waiting for another process that compiles %s, or for %s to be %.0f s old.",
+                    name,
+                    lock,
+                    _STALE_SECONDS,
+                )
+            time.sleep(0.2)

@@ -17,7 +17,7 @@ from nemo2.mcore.optim.sharded import ShardedOptimizer
 from nemo2.mcore.parallel.megatron_parallel import unwrap
 from nemo2.mcore.parallel.plain_chunk import PlainChunk
 from nemo2.mcore.parallel.sharded_state import states_may_be_unpickled
-from nemo2.mcore.parallel.stored_names import StoredChunk
+from nemo2.mcore.parallel.stored_names import StoredChunk, names_of
 from nemo2.mcore.parallel.transform import tell_of_loaded_weights
 
 
@@ -54,8 +54,7 @@ class DTensorForm(ShardedForm):
         return unwrap(self.parallel[0])
 
     def report_loaded_keys(self, keys: set[str]) -> None:
-        stored = self.chunk.stored
-        tell_of_loaded_weights(self.core, (name for name in stored if any(rows.key in keys for rows in stored[name])))
+        tell_of_loaded_weights(self.core, names_of(self.chunk.stored, keys))
 
     def layout_record(self) -> dict[str, Any]:
         layout = self.owner.layout

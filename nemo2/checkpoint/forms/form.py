@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import KW_ONLY, asdict, dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, Literal, Optional, Protocol, Union
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, Optional, Protocol, Union
 
 import lightning.pytorch as pl
 from torch import Tensor
@@ -58,6 +58,11 @@ class Owner(Protocol):
     def start_from_released(self, path: str) -> None: ...
 
 
+SHARDING, RESHARDABLE = "distrib_optim_sharding_type", "fully_reshardable"
+"""Megatron-Core's setting for how a distributed optimizer's state is stored, and the value that any layout can read."""
+OWN_LAYOUT_ONLY = "was saved with strategy.ckpt_parallel_save_optim=False, which only its own layout can load"
+
+
 @dataclass(eq=False)
 class Form(ABC):
     """Base class of forms."""
@@ -97,6 +102,17 @@ class Form(ABC):
         return asdict(self.owner.layout) | {"world_size": self.owner.num_ranks}
 
     # ------------------------------------------------------------------------------------------------------ loading
+
+    def refuse_state(self, path: Path, why: str) -> NoReturn:
+        """Refuse the optimizer's state in ``path``, which ``why``.
+
+        Raises:
+            CheckpointError: always.
+        """
+        raise CheckpointError(
+            f"{path} {why}. {type(self.owner).__name__} can load its weights, but not its optimizer state. Set "
+            "strategy.ckpt_load_optimizer=False, or start a new run from its weights with resume.restore_config."
+        )
 
     def read(self, path: Path, *, optimizer: bool, model: bool = True, base: bool = False) -> dict[str, Any]:
         """The state for `take`, from a checkpoint: the model and the optimizer as requested, and plain data.
@@ -182,6 +198,10 @@ class Form(ABC):
     @abstractmethod
     def finish_reading(self, *, model: bool, optimizer: bool) -> None:
         """Take over what has been read into shards, of the model or of the optimizer's state."""
+
+    def report_loaded_keys(self, keys: set[str]) -> None:  # noqa: B027  # no module of a transform can ask for them
+        """Pass the keys that were loaded to modules of a transform that ask for them (`nemo2.mcore.parallel.transform`), and
+        may change parameters."""
 
     def warn_of_unused_state(self, path: Path, stored: Iterable[str], requested: Iterable[str]) -> None:
         """Report tensors of the optimizer's state that the checkpoint has and this run's optimizer hasn't. Every rank calls it.

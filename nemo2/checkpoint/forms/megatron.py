@@ -17,12 +17,15 @@ from nemo2.base import ranks
 from nemo2.base.errors import CheckpointError
 from nemo2.base.names import listed
 from nemo2.checkpoint.directory import Manifest, read_manifest, weights_dir
-from nemo2.checkpoint.forms.form import Form, paddings
+from nemo2.checkpoint.forms.form import OWN_LAYOUT_ONLY, RESHARDABLE, SHARDING, Form, paddings
 from nemo2.checkpoint.io import MegatronCheckpointIO
 from nemo2.checkpoint.metadata import read_metadata
 from nemo2.mcore.optim.base import OptimizerModule
 from nemo2.mcore.optim.megatron import MegatronOptimizer
+from nemo2.mcore.parallel.layout import LAYOUT_FIELDS, Layout
 from nemo2.mcore.parallel.sharded_state import added_keys, frozen_keys, keys_of, part_of, unstacked
+from nemo2.mcore.parallel.stored_names import names_of, stored_names
+from nemo2.mcore.parallel.transform import record_of, tell_of_loaded_weights
 
 if TYPE_CHECKING:
     from nemo2.checkpoint.shards import Shard
@@ -50,9 +53,9 @@ class MegatronForm(Form):
     @property
     def metadata(self) -> dict[str, Any]:
         """Megatron-Core's settings for sharding the optimizer's state."""
-        kind = "fully_reshardable" if self.fully_reshardable else "dp_reshardable"
+        kind = RESHARDABLE if self.fully_reshardable else "dp_reshardable"
         return {
-            "distrib_optim_sharding_type": kind,
+            SHARDING: kind,
             "distrib_optim_fully_reshardable_mem_efficient": False,
             "chained_optim_avoid_prefix": True,
             "singleton_local_shards": False,
@@ -137,8 +140,8 @@ class MegatronForm(Form):
             return io.load_checkpoint(path)
         plain = io.load_checkpoint(path)
         self._refuse_optimizers_of_others(path, optimizer=optimizer)
-        metadata = load_content_metadata(preloaded_state_dict=plain) or self.metadata
         manifest = read_manifest(path)
+        metadata = self._saved_metadata(plain)
         wanted: dict[str, Any] = {}
         model_state = self.parallel.sharded_state_dict(metadata=metadata)
         stored = read_metadata(weights_dir(path)).state_dict_metadata
@@ -153,6 +156,8 @@ class MegatronForm(Form):
             described = model_state if part else self._frozen_apart(model_state, stored)
             wanted.update(self._optimizer_shards(described, metadata, loading=True))
             if "optimizer" in wanted:
+                if metadata.get(SHARDING, RESHARDABLE) != RESHARDABLE:
+                    self._refuse_buffers_of_others(path, manifest, wanted["optimizer"])
                 requested = (value.key for value in nested_values(wanted["optimizer"]) if hasattr(value, "key"))
                 self.warn_of_unused_state(path, stored, requested)
             same_layout = manifest is not None and manifest.layout == self.layout_record()
@@ -181,6 +186,27 @@ class MegatronForm(Form):
             if kind not in wanted:
                 loaded.pop(kind, None)  # its plain data are loaded without being requested
         return loaded
+
+    def _saved_metadata(self, plain: dict[str, Any]) -> dict[str, Any]:
+        """`metadata` of a checkpoint. Any layout reads a state that no distributed optimizer has saved."""
+        from nemo2.checkpoint.optimizer_forms import forms_of
+
+        metadata = load_content_metadata(preloaded_state_dict=plain) or self.metadata
+        distributed = "distributed" in forms_of(plain.get("optimizer") or {})
+        return metadata if distributed else metadata | {SHARDING: RESHARDABLE}
+
+    def _refuse_buffers_of_others(self, path: Path, manifest: Optional[Manifest], wanted: dict[str, Any]) -> None:
+        """Refuse a distributed optimizer's buffers as they are, where this run's parameters aren't in the same buffers.
+
+        Raises:
+            CheckpointError: the layout or the optimizer is another one.
+        """
+        from nemo2.checkpoint.optimizer_forms import forms_of
+
+        record = manifest.layout if manifest is not None and manifest.layout else self.layout_record()
+        before = Layout(**{name: record[name] for name in LAYOUT_FIELDS if name in record})
+        if "distributed" not in forms_of(wanted) or _model_parallel(before) != _model_parallel(self.owner.layout):
+            self.refuse_state(path, OWN_LAYOUT_ONLY)
 
     def _chunks_in(self, loaded: dict[str, Any], requested: dict[str, Any]) -> dict[str, Any]:
         """``loaded`` in the form of this rank's chunks.
@@ -279,6 +305,10 @@ class MegatronForm(Form):
             for leaf in tensors
         ]
 
+    def report_loaded_keys(self, keys: set[str]) -> None:
+        for core in self.parallel.unwrapped:
+            tell_of_loaded_weights(core, names_of(stored_names(core), keys) if record_of(core) is not None else ())
+
     def finish_reading(self, *, model: bool, optimizer: bool) -> None:
         for whole in self._optimizers[:1]:
             whole.reload_model_params()
@@ -327,3 +357,8 @@ def _without(state: dict[str, Any], keys: Collection[str]) -> dict[str, Any]:
         for name, value in state.items()
         if isinstance(value, dict) or not (own := keys_of(value)) or own.difference(keys)
     }
+
+
+def _model_parallel(layout: Layout) -> tuple[int, ...]:
+    """The sizes that decide which parameters a rank holds."""
+    return layout.tp, layout.pp, layout.vp or 1, layout.ep, layout.expert_tensor_size

@@ -14,9 +14,8 @@ from typing import Any, NamedTuple, Optional
 from megatron.core.dist_checkpointing import load_content_metadata
 from torch import Tensor
 
-from nemo2.base.errors import CheckpointError
 from nemo2.checkpoint.directory import read_manifest, weights_dir
-from nemo2.checkpoint.forms.form import Form, paddings
+from nemo2.checkpoint.forms.form import OWN_LAYOUT_ONLY, RESHARDABLE, SHARDING, Form, paddings
 from nemo2.checkpoint.metadata import read_metadata
 from nemo2.checkpoint.optimizer_forms import into_shards, refuse_nemo, scaler_of, set_steps, step_of, steps_done
 from nemo2.checkpoint.random_state import own_random_state, random_states, report_new_random_streams
@@ -100,10 +99,6 @@ class ShardedForm(Form):
 
     def finish_reading(self, *, model: bool, optimizer: bool) -> None:
         pass  # read in place
-
-    def report_loaded_keys(self, keys: set[str]) -> None:
-        """Called after reading. Passes the keys that were loaded to modules of a transform that ask for them
-        (`nemo2.mcore.parallel.transform`)."""
 
     def model_shards(self) -> list[Shard]:
         return self.shards(optimizer=False)
@@ -203,11 +198,8 @@ class ShardedForm(Form):
         metadata = load_content_metadata(preloaded_state_dict=dict(plain)) or {}
         if saved is None:
             why = "holds no optimizer state of Megatron-Core"
-        elif metadata.get("distrib_optim_sharding_type", "fully_reshardable") != "fully_reshardable":
-            why = "was saved with strategy.ckpt_parallel_save_optim=False, which only its own layout can load"
+        elif metadata.get(SHARDING, RESHARDABLE) != RESHARDABLE:
+            why = OWN_LAYOUT_ONLY
         if why:
-            raise CheckpointError(
-                f"{path} {why}. {type(self.owner).__name__} can load its weights, but not its optimizer state. Set "
-                "strategy.ckpt_load_optimizer=False, or start a new run from its weights with resume.restore_config."
-            )
+            self.refuse_state(path, why)
         return {"step": step_of(saved), "loss_scaler": scaler_of(saved) or {}}

@@ -10,6 +10,7 @@ import json
 import shutil
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, ClassVar, Optional, Union
 
@@ -90,9 +91,12 @@ class PublishedDataModule(FineTuningDataModule):
             return
         held = self.download()
         try:
-            # The training file last, because it marks the set as complete.
-            for split, records in sorted(self.splits(held).items(), key=lambda item: item[0] == "train"):
-                with replacing(self.root / FILES[split]) as unfinished, open(unfinished, "w", encoding="utf-8") as file:
+            # All are renamed once all are written, because an older training file may hold the new one's validation. The
+            # training file last, because it marks the set as complete.
+            with ExitStack() as files:
+                for split, records in sorted(self.splits(held).items(), key=lambda item: item[0] != "train"):
+                    unfinished = files.enter_context(replacing(self.root / FILES[split]))
+                    file = files.enter_context(open(unfinished, "w", encoding="utf-8"))
                     file.writelines(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
             if self.delete_raw:
                 shutil.rmtree(self.root / _RAW, ignore_errors=True)

@@ -59,8 +59,8 @@ class FaultTolerancePlugin(nemo_run.Plugin):
 
     torchrun, which an executor without a launcher gets, restarts the ranks, and `HangWatchdog` ends ranks that hang. If
     NVIDIA's nvidia-resiliency-ext is installed, its launcher replaces torchrun: a process beside each rank monitors the
-    heartbeats of `FaultToleranceCallback`, and checks GPUs and network cards before a restart. An error in the settings or
-    the data is not retried.
+    heartbeats of `FaultToleranceCallback`, and checks GPUs and network cards before a restart. A launch of nemo2
+    doesn't retry an error in the settings or the data. nemo-run's own `run.run` and `run.Experiment` do.
 
     Args:
         num_in_job_restarts: The number of restarts within one job. 0: none.

@@ -79,8 +79,8 @@ class ShardedOptimizer(torch.optim.Optimizer):
 
     Args:
         optimizer: The optimizer of the sharded parameters. Its parameter groups and state are shared.
-        config: Megatron-Core's configuration, for ``clip_grad`` and fp16's loss scale. None: no clipping, no loss
-            scale.
+        config: Megatron-Core's configuration, for ``clip_grad``, ``grad_norm_skip_threshold`` and fp16's loss scale. None:
+            no clipping, no loss scale, and no step is skipped.
         shard_group: The ranks over which gradients in plain tensors are sharded. None: all ranks hold the same
             gradients.
     """
@@ -97,13 +97,15 @@ class ShardedOptimizer(torch.optim.Optimizer):
         self.config = config
         self.defaults = optimizer.defaults
         self.clip_grad = 0.0 if config is None else config.clip_grad
+        # Megatron-Core has it from 0.17 on.
+        self.skip_threshold: float = getattr(config, "grad_norm_skip_threshold", math.inf)
         self.shard_group = shard_group
         self.scaler = _scaler(config)
         self.grad_norm: Optional[float] = None
-        """The global gradient norm of the last step before clipping. None before the first step, and after a skipped
-        step."""
+        """The global gradient norm of the last step before clipping. None before the first step, and after a step whose
+        gradients weren't finite."""
         self.update_successful: bool = True
-        """False if the last step was skipped because its gradients weren't finite (fp16)."""
+        """False if the last step was skipped because its gradients weren't finite (fp16), or were too large."""
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -138,6 +140,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
             self.scaler.update(not self.update_successful)
         elif not self.update_successful:
             raise RuntimeFault(f"The gradients aren't finite (their norm is {norm}). {NONFINITE_ADVICE}")
+        self.update_successful = self.update_successful and norm <= self.skip_threshold
         if not self.update_successful:
             return loss
         # Megatron-Core's formula and constant (optimizer/clip_grads.py).

@@ -142,13 +142,17 @@ def _no_broadcast() -> None:
     """Does nothing: `_broadcast_parameters` has broadcast the parameters."""
 
 
-def unshared(layout: Layout, world_size: int, *, has_experts: bool) -> str | None:
+def unshared(layout: Layout, world_size: int, *, has_experts: bool, instances: int = 1) -> str | None:
     """Why Megatron-FSDP can't shard over the ranks of this layout. None: it can. ``layout`` fits the world.
 
     If one rank alone holds parameters, 0.16.1's gradient buffer is its own reduced shard and is added to itself
     (``GradReducePipeline`` in ``param_and_grad_buffer.py``), so gradients count twice. 0.19.2 is correct for a model
     that is all on one rank. Experts that one rank alone holds, however, get 60 to 92 % of their gradients there
-    (measured, two micro-batches).
+    (measured, two micro-batches). Where an instance is one rank, 0.19.2 scales the accumulated gradient again in each
+    micro-batch.
+
+    Args:
+        instances: ``num_distributed_optimizer_instances``, between which parameters are replicated.
     """
     ranks = f"on {counted(world_size, 'rank')} ({layout.describe()})"
     model_parallel = layout.tp * layout.pp
@@ -160,6 +164,11 @@ def unshared(layout: Layout, world_size: int, *, has_experts: bool) -> str | Non
         )
     sizes = (layout.expert_tensor_size, layout.ep, layout.pp)
     expert_parallel = math.prod(sizes)
+    if instances > 1 and instances in (world_size // model_parallel, has_experts and world_size // expert_parallel):
+        return (
+            f"{ranks}: strategy.num_distributed_optimizer_instances={instances} leaves an instance one rank, so Megatron-FSDP "
+            "has nothing to shard there and would compute wrong gradients. Set num_distributed_optimizer_instances=1."
+        )
     if has_experts and world_size // expert_parallel == 1:
         field, size = ("expert_model", layout.ep) if layout.ep > 1 else ("expert_tensor", layout.expert_tensor_size)
         smaller = next(size // factor for factor in range(2, size + 1) if size % factor == 0)

@@ -81,6 +81,11 @@ def stored_names(core: nn.Module) -> dict[str, list[StoredRows]]:
     }
 
 
+def names_of(stored: dict[str, list[StoredRows]], keys: set[str]) -> list[str]:
+    """The names of the parameters that have rows in the tensors ``keys``."""
+    return [name for name, rows in stored.items() if any(row.key in keys for row in rows)]
+
+
 def rows_by_layer(rows: list[StoredRows]) -> list[StoredRows]:
     """The same rows if each layer is stored separately, as in a checkpoint of a part of a model."""
     separate = []

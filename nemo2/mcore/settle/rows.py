@@ -159,6 +159,12 @@ MEGATRON_FSDP: tuple[Row, ...] = (
         "mtp_detach_heads=False or optim.config.clip_grad=0.0",
         lambda run: run[f"{MODEL}.mtp_num_layers"] and run[f"{OPTIM}.clip_grad"],
     ),
+    _megatron_fsdp(
+        f"{DDP}.num_distributed_optimizer_instances",
+        "Megatron-Core reduces no gradients between instances of the optimizer unless it overlaps the reduction",
+        "strategy.ddp_config.overlap_grad_reduce=True or num_distributed_optimizer_instances=1",
+        lambda run: run[f"{DDP}.num_distributed_optimizer_instances"] > 1 and not run[f"{DDP}.overlap_grad_reduce"],
+    ),
 )
 
 _IMPL = f"{MODEL}.cuda_graph_impl"

@@ -20,6 +20,7 @@ from megatron.core.transformer.utils import is_layer_window_attention
 
 from nemo2.base.backend.compilation import as_megatron_has_it
 from nemo2.base.errors import ConfigError
+from nemo2.models.hybrid_pattern import without_stages
 from nemo2.models.walker import expert_layers
 
 Config = Mapping[str, Any]
@@ -295,6 +296,7 @@ def meaning(ours: Any) -> dict[str, Any]:
     elif ours.position_embedding_type == "learned_absolute":
         settings |= {"rotary_base": None, "rotary_percent": None, "positions": ours.seq_length}
     if settings["hybrid_override_pattern"]:
+        settings["hybrid_override_pattern"] = without_stages(settings["hybrid_override_pattern"])
         settings["mamba_num_heads"] = ours.mamba_num_heads or 2 * ours.hidden_size // ours.mamba_head_dim
     else:
         settings |= dict.fromkeys(("mamba_num_groups", "mamba_state_dim", "mamba_head_dim"))

@@ -20,6 +20,12 @@ from megatron.core.ssm.mlp_layer import MLPLayer
 from megatron.core.tensor_parallel import get_cuda_rng_tracker
 from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
 from megatron.core.transformer import ModuleSpec, TransformerLayerSubmodules
+from megatron.core.transformer.multi_token_prediction import (
+    MultiTokenPredictionBlock,
+    MultiTokenPredictionBlockSubmodules,
+    MultiTokenPredictionLayer,
+    MultiTokenPredictionLayerSubmodules,
+)
 from torch import Tensor, nn
 
 from nemo2.base.backend import get_backend
@@ -223,5 +229,19 @@ def torch_stack_spec(config: Any) -> ModuleSpec:
             attention_layer=dataclasses.replace(layer, submodules=attention),
             mlp_layer=ModuleSpec(module=MLPLayer, submodules=mlp),
             moe_layer=dataclasses.replace(layer, submodules=experts),
+            **_predictions(),
         ),
     )
+
+
+def _predictions() -> dict[str, Any]:
+    """The projection and norms of additional predictions, whose layers a pattern has. Empty before Megatron-Core 0.19."""
+    if "mtp_block_spec" not in {field.name for field in dataclasses.fields(_StackSubmodules)}:
+        return {}
+    of_pattern: Any = None
+    parts = MultiTokenPredictionLayerSubmodules(
+        enorm=TorchNorm, hnorm=TorchNorm, eh_proj=ColumnParallelLinear, mtp_model_layer=of_pattern, layer_norm=TorchNorm
+    )
+    layers = [ModuleSpec(module=MultiTokenPredictionLayer, submodules=parts)]
+    blocks = MultiTokenPredictionBlockSubmodules(layer_specs=layers)
+    return {"mtp_block_spec": ModuleSpec(module=MultiTokenPredictionBlock, submodules=blocks)}

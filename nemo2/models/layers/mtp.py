@@ -72,11 +72,12 @@ def weigh_further_losses(chunk: Any) -> None:
 
 def leave_out_padding(chunk: Any) -> None:
     """Give the routers in the layers of multi-token prediction of `chunk`, the end of a GPT, the padding of their tokens,
-    as 0.19 does. 0.16 doesn't pass the mask to these layers.
+    as 0.19 does. 0.16 and 0.19's hybrids don't pass the mask to these layers.
 
     Recomputation reads the same mask: the last stage computes the backward of a micro-batch right after its forward.
     """
-    if _PASSES_PADDING or not chunk.config.num_moe_experts:
+    passes = _PASSES_PADDING and not hasattr(chunk, "mtp_pattern")
+    if passes or not chunk.config.num_moe_experts:
         return
     routers = [[one for one in layer.modules() if isinstance(one, WeightedRouter)] for layer in chunk.mtp.layers]
 

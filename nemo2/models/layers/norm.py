@@ -144,11 +144,8 @@ class NormAfterRotation(TorchNorm):
     """A norm of queries or keys, head by head, that `normalize_after_rotation` applies (Hunyuan). Where Megatron-Core's
     attention calls it, before the rotation, it leaves them unchanged."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        return x
-
-    def normalized(self, x: Tensor) -> Tensor:
-        return super().forward(x)
+    def forward(self, x: Tensor, *, rotated: bool = False) -> Tensor:
+        return super().forward(x) if rotated else x
 
 
 def normalize_after_rotation(attention: torch.nn.Module) -> None:
@@ -157,11 +154,12 @@ def normalize_after_rotation(attention: torch.nn.Module) -> None:
     from nemo2.models.layers.queries import change_queries_and_keys
 
     layer: Any = attention
-    change_queries_and_keys(layer.core_attention, partial(_normalized, layer.q_layernorm, layer.k_layernorm))
+    change_queries_and_keys(layer.core_attention, partial(_normalized, layer))
 
 
-def _normalized(of_queries: Any, of_keys: Any, query: Tensor, key: Tensor, packed: Any) -> tuple[Tensor, Tensor]:
-    return of_queries.normalized(query), of_keys.normalized(key)
+def _normalized(attention: Any, query: Tensor, key: Tensor, packed: Any) -> tuple[Tensor, Tensor]:
+    # By their names in the attention: a wrapper that gathers weights for a call may stand there.
+    return attention.q_layernorm(query, rotated=True), attention.k_layernorm(key, rotated=True)
 
 
 def _refuse_contradiction(name: str, argument: object, configured: object) -> None:

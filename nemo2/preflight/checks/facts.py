@@ -16,7 +16,7 @@ from nemo2.config.walk import callbacks_of, class_of, node_at
 from nemo2.mcore.parallel.layout import LAYOUT_FIELDS, Layout
 from nemo2.mcore.settle.machine import Machine
 from nemo2.mcore.settle.parts import Parts, build_parts
-from nemo2.mcore.settle.world import World, world_of
+from nemo2.mcore.settle.world import World, nodes_problem, world_of
 
 if TYPE_CHECKING:
     from nemo2.mcore.settle.settling import Settled
@@ -245,7 +245,7 @@ def read_facts(
         world = world_of(trainer, machine)
         asked_nodes, asked_devices = world.nodes, world.devices
     except ConfigError:  # a rule reports it
-        asked_nodes, asked_devices = max(1, number(trainer, "num_nodes") or 1), None
+        asked_nodes, asked_devices = 1 if nodes_problem(trainer.num_nodes) else trainer.num_nodes or 1, None
     world_nodes, world_devices = nodes or asked_nodes, devices or asked_devices
     return Facts(
         recipe=recipe,

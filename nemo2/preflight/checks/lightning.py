@@ -97,16 +97,18 @@ def callback_problems(
     first_paths = {key: path for key, path in _IN_OTHER_FIELDS.items() if node_at(recipe, path) is not None}
     for path, node in callbacks:
         cls = class_of(node)
-        if not isinstance(node, fdl.Config) or not getattr(cls, "__module__", "").startswith(_OURS):
+        if isinstance(node, fdl.Partial) or not getattr(cls, "__module__", "").startswith(_OURS):
             continue
         if getattr(cls, "asks_for_overlap", False):
             continue  # settled with the rest
+        callback: Any = node
         try:
-            with quietly():
-                callback: Any = fdl.build(node)
-                for name, arguments in checks.items():
-                    if arguments is not None and hasattr(callback, name):
-                        getattr(callback, name)(*arguments)
+            if isinstance(node, fdl.Config):
+                with quietly():
+                    callback = fdl.build(node)
+                    for name, arguments in checks.items():
+                        if arguments is not None and hasattr(callback, name):
+                            getattr(callback, name)(*arguments)
         except ImportError:  # the ranks may have a package that this machine lacks
             continue
         except Exception as error:

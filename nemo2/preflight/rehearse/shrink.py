@@ -140,8 +140,9 @@ def small_sizes(config: Any, *, tp: int = 1, chunks: int = 1, extra: int = 0) ->
         sizes["window_size"] = 16 if isinstance(window, int) else (15, 0)
     pattern = get("hybrid_override_pattern")
     if kinds and pattern:
-        depths = pattern.partition("/")[1:]
-        sizes["hybrid_override_pattern"] = "".join([*(kinds[index % len(kinds)] for index in range(layers)), *depths])
+        letters, size = "".join(kinds[index % len(kinds)] for index in range(layers)), layers // chunks
+        stages = [letters[start : start + size] for start in range(0, layers, size)] if "|" in pattern else [letters]
+        sizes["hybrid_override_pattern"] = "".join(["|".join(stages), *pattern.partition("/")[1:]])
     if get("heterogeneous_layers_config_encoded_json"):
         sizes["heterogeneous_layers_config_encoded_json"] = json.dumps({"block_configs": _blocks(layers, grouped)})
     return {name: value for name, value in sizes.items() if hasattr(config, name)}

@@ -102,7 +102,8 @@ class RunDirectoryCallback(Callback):
                 from nemo2.training.run_dir.trackers import describe_run
 
                 settings, directory = effective_config(trainer, pl_module), self.directory.log_dir
-                write_text(directory / EFFECTIVE_FILE, yaml.safe_dump(settings, sort_keys=False, width=120))
+                with writing_to(directory):
+                    write_text(directory / EFFECTIVE_FILE, yaml.safe_dump(settings, sort_keys=False, width=120))
                 files = (EFFECTIVE_FILE, RECIPE_FILE, ENVIRONMENT_FILE)
                 describe_run(trainer.loggers, settings, [directory / name for name in files])
 

@@ -280,8 +280,8 @@ def problems_of_copies(files: Sequence[Path]) -> list[str]:
 
 
 @contextmanager
-def writing_to(directory: Path) -> Iterator[None]:
-    """A context for code that writes a run's files at its start.
+def writing_to(directory: Path, *, field: str = "log.log_dir") -> Iterator[None]:
+    """A context for code that writes a run's files at its start. ``field``: the setting that moves them to another disk.
 
     Raises:
         ConfigError: the disk is full or not writable.
@@ -292,7 +292,7 @@ def writing_to(directory: Path) -> Iterator[None]:
         free = shutil.disk_usage(directory).free if directory.is_dir() else 0
         raise ConfigError(
             f"The run can't write its files to {directory} ({error.strerror or error}; {free / 1e9:.2f} GB are free). "
-            "Nothing was lost. Free disk space, or set log.log_dir to another disk, and run the same command again."
+            f"Nothing was lost. Free disk space, or set {field} to another disk, and run the same command again."
         ) from error
 
 

@@ -14,6 +14,7 @@ from typing import Any, Optional
 
 import lightning.pytorch as pl
 
+from nemo2.base.counts import is_number
 from nemo2.base.errors import ConfigError
 from nemo2.base.files import open_to_write
 from nemo2.base.place import here
@@ -63,9 +64,9 @@ class HangWatchdog(pl.Callback):
         self, timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS, first_timeout_seconds: Optional[float] = None
     ) -> None:
         for name, seconds in (("timeout_seconds", timeout_seconds), ("first_timeout_seconds", first_timeout_seconds)):
-            if seconds is not None and not 0 < seconds <= _MAX_SECONDS:
+            if seconds is not None and not (is_number(seconds) and 0 < seconds <= _MAX_SECONDS):
                 raise ConfigError(
-                    f"HangWatchdog.{name}={seconds}: must be more than 0 and at most {_MAX_SECONDS:g} seconds."
+                    f"HangWatchdog.{name}={seconds!r}: must be more than 0 and at most {_MAX_SECONDS:g} seconds."
                 )
         self.timeout_seconds = timeout_seconds
         self.first_timeout_seconds = first_timeout_seconds

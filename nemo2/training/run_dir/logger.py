@@ -170,11 +170,11 @@ class NeMoLogger:
             if not isinstance(item, JSONLLogger)
             and not (self.tensorboard is not None and isinstance(item, TensorBoardLogger))
         ]
+        if existing or requested:
+            from nemo2.training.run_dir.trackers import keep_running, name_run
         for item in (*existing, *requested):
-            if not isinstance(item, TensorBoardLogger):  # whose files are in the directory
-                from nemo2.training.run_dir.trackers import name_run
-
-                name_run(item, directory)
+            name_run(item, directory)
+            keep_running(item)
             if self.update_logger_directory:
                 move_logger(item, directory)
         metrics = JSONLLogger(

@@ -238,6 +238,39 @@ _ATTACH: dict[str, Callable[[Any, Path], Any]] = {
 }
 
 
+def keep_running(item: Any) -> None:
+    """Let a run go on if ``item`` fails to record metrics, as on a full disk or without its service: the run directory has
+    the same data. Idempotent."""
+    reported: list[str] = []
+    for method in ("log_metrics", "save", "finalize"):
+        setattr(item, method, _Warned(item, method, reported))
+
+
+@dataclass(frozen=True, eq=False)
+class _Warned:
+    """A method of a logger. All failures of the logger cause one warning."""
+
+    item: Any
+    method: str
+    reported: list[str]
+
+    def __call__(self, *args: Any, **kwargs: Any) -> None:
+        item, kind = self.item, type(self.item)
+        # Lightning's raise errors of services, and ValueError for any. A user's own may raise to end the run.
+        failures = Exception if kind.__module__.startswith(("lightning.", "nemo2.")) else OSError
+        try:
+            getattr(kind, self.method)(item, *args, **kwargs)
+        except failures as error:
+            if not self.reported:
+                self.reported.append(self.method)
+                logger.warning(
+                    "%s can't record the run's metrics in %s (%s). The run goes on without it; metrics.jsonl has them.",
+                    kind.__name__,
+                    item.save_dir,
+                    error.__cause__ or error,
+                )
+
+
 @contextmanager
 def _warning_on_failure(item: Any) -> Iterator[None]:
     try:

@@ -108,7 +108,19 @@ class BaseStrategy(DDPStrategy):
     _whole_without_base: bool = False
     """Whether checkpoints hold the whole model where no other checkpoint holds the rest of it."""
 
+    _cluster_environment: Optional[ClusterEnvironment]
+
     # ----------------------------------------------------------------------------------------------------- connecting
+
+    @property
+    def cluster_environment(self) -> Optional[ClusterEnvironment]:
+        """The processes' places. A property, because a trainer sets it: as a public attribute it would count as the user's
+        change of a live strategy (`nemo2.config.capture`)."""
+        return self._cluster_environment
+
+    @cluster_environment.setter
+    def cluster_environment(self, environment: Optional[ClusterEnvironment]) -> None:
+        self._cluster_environment = environment
 
     def __init__(
         self,
@@ -879,13 +891,10 @@ class BaseStrategy(DDPStrategy):
                 f"resume.restore_config.load_optim_state=True: {path} contains weights only, like all released models. "
                 "Set load_optim_state=False."
             )
-        start_from(
-            path,
-            config=getattr(self.lightning_module, "config", None),
-            shards=self.form.model_shards(),
-            also=self.form.added_keys(),
-            downloads=self.local_rank == 0,
-        )
+        shards, added = self.form.model_shards(), self.form.added_keys()
+        config = getattr(self.lightning_module, "config", None)
+        start_from(path, config=config, shards=shards, also=added, downloads=self.local_rank == 0)
+        self.form.report_loaded_keys({shard.key for shard in shards} - added)
         self.form.finish_reading(model=True, optimizer=False)
         _log.info("Started from the weights of %s.", path)
 

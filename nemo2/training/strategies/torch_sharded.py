@@ -185,7 +185,7 @@ class TorchShardedStrategy(BaseStrategy):
                 torch.distributed.broadcast(tensor.detach(), src=0)
         convert_masters_to_fp32(core, frozen_too=self._one_dtype)
         self.form.chunk = stored_chunk(core)
-        unsharded = meta_parameters(core) if self.shard_group is not None else None
+        unsharded = meta_parameters(core)
         # The user's own module is sharded itself, because its steps call its layers directly rather than through the
         # surrounding chunk.
         if isinstance(core, PlainChunk):
@@ -193,7 +193,14 @@ class TorchShardedStrategy(BaseStrategy):
             sharded: nn.Module = core
         else:
             sharded = self.shard(config, core)
-        return ShardedChunk(config, sharded, num_shards=self.num_shards, whole=unsharded, shard_group=self.shard_group)
+        if self.shard_group is not None:
+            return ShardedChunk(
+                config, sharded, num_shards=self.num_shards, whole=unsharded, shard_group=self.shard_group
+            )
+        # The shards are new parameters, without the attributes by which Megatron-Core chooses an embedding's learning rate.
+        for name, parameter in core.named_parameters():
+            vars(parameter).update(vars(unsharded[name]))
+        return ShardedChunk(config, sharded, num_shards=self.num_shards)
 
     @property
     def shard_group(self) -> Optional[torch.distributed.ProcessGroup]:

@@ -123,6 +123,13 @@ def test_the_kind_of_a_change(part, path, kind):
     assert [name for name, differences in vars(found).items() if differences] == [kind]
 
 
+def test_other_stages_in_a_hybrid_s_pattern_are_no_change_of_the_model():
+    found = changes.Changes()
+    for now, differs in (("M|*", False), ("M*", False), ("*M", True)):
+        changes._sort(found, "model", "config.hybrid_override_pattern", "M*", now)
+        assert bool(found) == differs, now
+
+
 @pytest.mark.parametrize(("path", "compared"), [("config.params_dtype", False), ("config.main_params_dtype", True)])
 def test_the_precision_of_the_model_has_its_own_comparison_and_that_of_the_main_parameters_has_none(path, compared):
     assert bool(changes._DECIDED_ELSEWHERE.search(path)) != compared

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from nemo2 import llm
 from nemo2.base.errors import CheckpointError, SecurityError
 from nemo2.checkpoint.auto_resume import AutoResume, RestoreConfig
 from nemo2.checkpoint.context import load_context, write_context
@@ -45,6 +46,13 @@ def test_the_model_is_built_as_it_was_described(checkpoint):
         assert getattr(model.config, name) == (None if name == "vocab_size" else value), name
     assert model.config.hidden_dropout == 0.25
     assert load_context(checkpoint / "context", "model").config.num_layers == model.config.num_layers
+
+
+def test_the_stages_in_a_hybrid_s_pattern_are_left_to_the_layout_of_whoever_reads_the_model(tmp_path):
+    config = llm.SSMConfig(num_layers=4, hybrid_override_pattern="M*|M-", hidden_size=64, vocab_size=128)
+    write_context(tmp_path, trainer(llm.MambaModel(config)))
+    assert '"M*|M-"' in (tmp_path / "context" / "model.json").read_text()
+    assert load_context(tmp_path, "model").config.hybrid_override_pattern == "M*M-"
 
 
 def test_tokenizer_and_data_are_built_too_or_read_as_editable_configs(checkpoint):

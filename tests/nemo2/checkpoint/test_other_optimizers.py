@@ -132,16 +132,29 @@ def without_count_of_updates(directory: str) -> tuple[list[float], list[str]]:
     return losses, messages
 
 
-def uninterrupted() -> list[float]:
-    model = small_runs.build_llama(optimizer={"optimizer": "sgd", "sgd_momentum": 0.9})
-    return small_runs.fit(model, max_steps=4)["losses"]
+def uninterrupted(**optimizer: Any) -> list[float]:
+    return small_runs.fit(small_runs.build_llama(optimizer=optimizer), max_steps=4)["losses"]
 
 
 def test_an_optimizer_that_counts_no_updates_goes_on_under_another_strategy(run_on_ranks, tmp_path):
     [(resumed, messages)] = run_on_ranks(without_count_of_updates, 1, str(tmp_path))
-    [expected] = run_on_ranks(uninterrupted, 1)
+    [expected] = run_on_ranks(uninterrupted, 1, optimizer="sgd", sgd_momentum=0.9)
     assert len(messages) == 2 and all("momentum_buffer" in message for message in messages)
     assert resumed == pytest.approx(expected, rel=1e-6) and len(set(expected)) == 4
+
+
+def with_two_rates(directory: str) -> list[float]:
+    """Losses under a strategy that shards, and after it of an optimizer whose own state only its layout could load."""
+    path, rates = str(Path(directory) / "rates"), {"decoupled_lr": 3e-3}
+    before = run(path, optimizer=rates, strategy=nl.FSDP2Strategy())["losses"]
+    after = run(path, optimizer=rates, resume=True, distributed=True, ckpt_parallel_save_optim=False)
+    return before + after["losses"]
+
+
+def test_embeddings_keep_their_own_rate_under_another_strategy(run_on_ranks, tmp_path):
+    [resumed] = run_on_ranks(with_two_rates, 1, str(tmp_path))
+    [expected] = run_on_ranks(uninterrupted, 1, decoupled_lr=3e-3)
+    assert resumed == pytest.approx(expected, rel=1e-6)
 
 
 def test_a_group_gets_the_settings_of_its_optimizer_in_a_chain():

@@ -73,6 +73,11 @@ def test_devices_and_nodes_are_the_trainers(capsys):
     code, told = verdict(capsys, "llama3_8b", "--devices", "4", "--nodes", "2")
     assert (code, told["devices"], told["nodes"]) == (0, 4, 2)
     assert verdict(capsys, "llama3_8b", "--devices", "3")[0] == 2
+    for option in ("--devices", "--nodes"):
+        code, told = verdict(capsys, "llama3_8b", option, str(10**22))  # its layouts would never end
+        assert code == 2 and (told["nodes"], told["devices"]) == (1, None)
+        assert [one["rule"] for one in told["problems"]] == ["nodes-and-devices-are-counts"]
+        assert command.report(told).startswith("llama3_8b: 1 problem\n")
 
 
 def test_a_gpu_that_lacks_a_format_is_told_and_an_unknown_one_gets_the_nearest_name(capsys):

@@ -101,6 +101,8 @@ def test_a_file_to_write_gets_its_folders_and_a_folder_the_files_name(tmp_path, 
     for place, file in (("new/own_b.py", "new/own_b.py"), ("folder", "folder/own_a.py")):
         command("new-recipe own_a --from llama_tiny --output", tmp_path / place)
         assert (tmp_path / file).is_file()
+    for words in ("show llama_tiny -o", "generate RUN --prompt x --html"):
+        assert "new.py/ is a directory" in command(words, "new.py/", code=2).err
 
 
 @pytest.mark.parametrize("words", VERBS)

@@ -100,7 +100,7 @@ class Color(enum.IntEnum):
         ("1", bool, "takes true or false, not '1'"),
         ("x", float, "takes a number"),
         ("3", Literal["a", "b"], "takes one of 'a', 'b'"),
-        ("cosin", Literal["cosine", "linear"], "did you mean 'cosine'"),
+        ("cosin", Literal["cosine", "linear"], r"did you mean 'cosine'\?$"),
         ("x", Optional[int], "takes a whole number"),
         ("{}", Union[int, list[int]], "takes a whole number or a list"),
         ("3", list[int], r"takes a list such as \[1,2\]"),

@@ -122,6 +122,7 @@ def test_adapters_come_back_as_they_went(runs, name):
     [
         ("DoRA", ["model.layers.1.mlp.shared_expert.up_proj"], "has no DoRA for"),
         ("CanonicalLoRA", ["model.layers.1.mlp.experts.0.up_proj"], "experts.0.gate_proj has none"),
+        ("CanonicalLoRA", ["model.layers.1.mlp.experts.0.w1"], "experts.0.w3 has none"),
     ],
 )
 def test_adapters_beside_experts_that_peft_cannot_load_are_refused(kind, modules, reason):

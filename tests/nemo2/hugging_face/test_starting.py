@@ -10,6 +10,7 @@ from support import small_runs
 from tests.nemo2.hugging_face.test_api import SIZES, TEMPLATE, make_tokenizer
 
 VOCABULARY = 67
+ADAPTED = "DoRA"
 
 
 def trained(paths: dict[str, str], tp: int, cache: str, logs: str) -> dict[str, Any]:
@@ -28,6 +29,7 @@ def trained(paths: dict[str, str], tp: int, cache: str, logs: str) -> dict[str, 
         recorder = small_runs.Recorder()
         sizes = {"num_layers": 2, "ffn_hidden_size": 64, "kv_channels": 8, "layernorm_epsilon": 1e-6}
         model = small_runs.build_llama(**sizes, vocab_size=None, rotary_base=10000)
+        model.model_transform = llm.peft.DoRA(dim=4) if name == ADAPTED else None
         options = {"tensor_model_parallel_size": tp, "sequence_parallel": tp > 1}
         trainer = small_runs.build_trainer(max_steps=2, callbacks=[recorder], **options)
         resume = AutoResume(restore_config=RestoreConfig(path=path))
@@ -57,6 +59,7 @@ def begun(run_on_ranks: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[i
     tokenizer = read_tokenizer(root / "released")
     imported = import_release(root / "released", root / "models" / "org" / "name", tokenizer=tokenizer)
     paths = {"hf": f"hf://{root / 'released'}", "nemo": "nemo://org/name", "folder": str(imported)}
+    paths[ADAPTED] = paths["hf"]
     arguments = (paths, str(root / "models"), str(root / "logs"))
     runs: dict[Any, Any] = {tp: run_on_ranks(trained, tp, paths, tp, *arguments[1:], timeout=300)[0] for tp in (1, 2)}
     batch = small_runs.global_batch(0)
@@ -75,6 +78,11 @@ def test_each_path_begins_with_the_released_weights(begun: Any, path: str, tp: i
     assert first == pytest.approx(begun["expected"], rel=2e-6)
     assert second == pytest.approx(begun[1]["hf"]["losses"][1], rel=1e-5)
     assert abs(second - first) > 1e-3
+
+
+@pytest.mark.parametrize("tp", [1, 2])
+def test_an_adapter_that_reads_the_weights_begins_with_the_released_ones(begun: Any, tp: int) -> None:
+    assert begun[tp][ADAPTED]["losses"][0] == pytest.approx(begun["expected"], rel=2e-6)
 
 
 @pytest.mark.parametrize("path", ["hf", "nemo", "folder"])

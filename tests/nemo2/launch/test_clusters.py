@@ -85,6 +85,7 @@ def test_a_projects_profile_wins_over_the_users():
         ("kind = 'slurm'\ntime = '4 hours'", "time='4 hours'"),
         ("kind = 'slurm'\ncode = 'all'", "code='all': must be one of"),
         ("kind = 'slurm'\nssh = {host='h', user='u'}", "job_dir is missing"),
+        ("kind = 'slurm'\njob_dir = 'jobs'", "mine. job_dir='jobs': must be an absolute path"),
         ("kind = 'slurm'\nssh = 'h'", "must be a table with host and user"),
         ("kind = 'slurm'\nenv = 'A=b'", "env='A=b': must be a table"),
         ("kind = 'slurm'\npython = '~/venv/bin/python'", "python='~/venv/bin/python': must be an absolute path"),

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Launching: a run's end reaches the caller as it was, the first failure is the one that is told, nothing is left behind."""
 
+import errno
 import gc
 import io
 import json
@@ -327,6 +328,16 @@ def test_an_executor_that_is_passed_in_is_not_changed(tmp_path, monkeypatch, cap
     shown = capsys.readouterr().out
     assert "--nproc-per-node 2" in shown and "  A=b\n" in shown and "  C=d\n" in shown
     assert mine.env_vars == {"A": "b"} and mine.nproc_per_node() == 1 and mine.launcher is None
+
+
+def test_a_full_disk_under_nemo_runs_home_is_named(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("nemo_run.config._NEMORUN_HOME", str(tmp_path))
+    monkeypatch.setattr("nemo2.launch.local.write_text", full)
+    with pytest.raises(ConfigError, match=f"{tmp_path}.*No space left on device.*set NEMORUN_HOME to another disk"):
+        launch(Partial(entry), devices=2, dryrun=True, check=False)
 
 
 def entry(trainer=None, log=None):

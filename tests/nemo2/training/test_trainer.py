@@ -3,11 +3,16 @@
 
 from typing import Any
 
+import fiddle as fdl
+import nemo_run
 import pytest
 import torch
+from fiddle._src.experimental import serialization
 from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 
 from nemo2.base.errors import ConfigError
+from nemo2.callbacks import GarbageCollectionCallback
+from nemo2.config.serialize import to_json
 from nemo2.mcore.precision import MegatronMixedPrecision
 from nemo2.training.strategy import MegatronStrategy
 from nemo2.training.trainer import Trainer, check_devices
@@ -39,6 +44,22 @@ def test_a_run_shorter_than_its_logging_interval_logs_its_last_step():
     assert made(max_steps=30, log_every_n_steps=10).log_every_n_steps == 10
     assert made(log_every_n_steps=10).log_every_n_steps == 10
     assert made(max_steps=3, log_every_n_steps=0).log_every_n_steps == 0
+
+
+@pytest.mark.parametrize("is_live", [True, False])
+def test_a_trainer_in_a_node_of_nemo_run_travels_as_the_user_wrote_it(is_live):
+    """Lightning sets the strategy's environment and appends its callbacks. Neither is the user's."""
+    callbacks = [GarbageCollectionCallback(2, 3)]
+    arguments = {"max_time": "00:01:00:00", "callbacks": callbacks, "devices": 1, "enable_progress_bar": False}
+    trainer = made(**arguments) if is_live else nemo_run.Config(Trainer, **arguments, strategy=MegatronStrategy())
+    recipe = nemo_run.Partial(dict, trainer=trainer)
+    arrived = serialization.load_json(to_json(recipe)).trainer
+    assert len(callbacks) == 1
+    assert {name: getattr(arrived, name) for name in arguments if name != "callbacks"}.items() <= arguments.items()
+    assert [(type(one), one.gc_interval_train) for one in fdl.build(arrived.callbacks)] == [
+        (GarbageCollectionCallback, 2)
+    ]
+    assert arrived.strategy.__fn_or_cls__ is MegatronStrategy and not arrived.strategy.__arguments__
 
 
 def test_precision_by_name_is_the_megatron_plugin():

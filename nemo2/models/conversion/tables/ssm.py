@@ -17,6 +17,7 @@ from nemo2.models.conversion.pieces import one, qkv
 from nemo2.models.conversion.positions import UNROTATED
 from nemo2.models.conversion.settings import Config, Field, Translation, decoder_fields, read, refusal, without, written
 from nemo2.models.conversion.table import Row, linear, norm, under
+from nemo2.models.hybrid_pattern import hybrid_pattern
 from nemo2.models.ssm import BaseMambaConfig130M, MambaModel, NemotronHConfigBase, SSMConfig
 
 _MAMBA = [
@@ -74,6 +75,7 @@ _ACTIVATIONS = {"relu2": squared_relu, "gelu": F.gelu}
 
 def _table(config: SSMConfig) -> list[Row]:
     """Each layer has one of four kinds, and a norm before it."""
+    pattern = _letters(config)
     kinds = {
         "M": _mixer(config),
         "*": [
@@ -93,7 +95,7 @@ def _table(config: SSMConfig) -> list[Row]:
         ],
     }
     layers = [
-        replace(row, layers=[n for n, letter in enumerate(config.hybrid_override_pattern or "") if letter == kind])
+        replace(row, layers=[n for n, letter in enumerate(pattern) if letter == kind])
         for kind, part in kinds.items()
         for row in part
     ]
@@ -103,6 +105,12 @@ def _table(config: SSMConfig) -> list[Row]:
         Row("decoder.final_norm.weight", one("backbone.norm_f.weight")),
         *output_layer(config, "lm_head.weight"),
     ]
+
+
+def _letters(config: SSMConfig) -> str:
+    """The kinds of the decoder's layers. "": the configuration has no pattern."""
+    pattern = hybrid_pattern(config) if config.hybrid_override_pattern else None
+    return pattern.decoder if pattern else ""
 
 
 def _mixer(config: SSMConfig) -> list[Row]:
@@ -172,7 +180,7 @@ def _routing(hf: Config) -> dict[str, Any]:
 
 
 def _hybrid_of(ours: SSMConfig) -> dict[str, Any]:
-    pattern = ours.hybrid_override_pattern or ""
+    pattern = _letters(ours)
     # The CPU backend, if it was installed after this module was imported, removes Megatron-Core's compilation.
     names = {uncompiled(function): name for name, function in _ACTIVATIONS.items()}
     heads = _heads(ours)

@@ -29,30 +29,17 @@ def _virtual(facts: Facts) -> Iterator[str]:
         )
 
 
-@PIPELINE.rule("mixers-have-no-virtual-stages", megatron_refuses=True)
-def _hybrid(facts: Facts) -> Iterator[str]:
-    """Hybrid and Mamba models cannot have virtual stages.
-
-    Otherwise: The model raises an error when it is built.
-    """
-    if facts.is_hybrid and facts.layout.pp > 1 and facts.layout.vp is not None:
-        yield (
-            f"strategy.virtual_pipeline_model_parallel_size={facts.layout.vp}: Megatron-Core cannot split hybrid "
-            "models into virtual pipeline stages. Set virtual_pipeline_model_parallel_size=None."
-        )
-
-
 @PIPELINE.rule("mixers-are-cut-by-number")
 def _cut_by_number(facts: Facts) -> Iterator[str]:
-    """All pipeline stages of a hybrid model must have the same number of layers, except the first and the last
-    stage.
+    """The pattern of a hybrid model (`|`), or the sizes of its first and last stage, split it into pipeline stages. No other
+    setting does.
 
-    Otherwise: Megatron-Core ignores the setting and builds stages with other layers than requested.
+    Otherwise: Megatron-Core ignores the setting and builds stages with other layers than requested, or raises an error.
     """
     if facts.is_hybrid and facts.layout.pp > 1:
         from nemo2.models.hybrid_pattern import uncut_hybrid_problems
 
-        yield from uncut_hybrid_problems(facts.of_strategy)
+        yield from uncut_hybrid_problems(facts.of_model("hybrid_override_pattern"), facts.of_strategy)
 
 
 @PIPELINE.rule("layers-over-stages", megatron_refuses=True)
@@ -109,18 +96,18 @@ def _virtual_layers(facts: Facts) -> Iterator[str]:
 @PIPELINE.rule("written-stages-are-built")
 def _written(facts: Facts) -> Iterator[str]:
     """`pipeline_model_parallel_layout` must have as many stages as the pipeline-parallel size times the virtual-pipeline
-    size. The pattern of a hybrid that has stages (`|`) must have as many as the pipeline-parallel size.
+    size. So must the pattern of a hybrid (`|`), which only a pattern splits into virtual stages.
 
     Otherwise: The run doesn't build the other stages, and trains without their layers.
     """
     from megatron.core.transformer.pipeline_parallel_layer_layout import PipelineParallelLayerLayout
 
-    from nemo2.models.hybrid_pattern import unbuilt_stages
-
-    pattern = facts.of_model("hybrid_override_pattern")
-    if isinstance(pattern, str) and (problem := unbuilt_stages(pattern, facts.layout.pp)):
-        yield problem
     written, pp = facts.of_strategy("pipeline_model_parallel_layout"), facts.layout.pp
+    if facts.is_hybrid:
+        from nemo2.models.hybrid_pattern import unbuilt_stages
+
+        if problem := unbuilt_stages(facts.of_model("hybrid_override_pattern"), pp, facts.layout.vp):
+            yield problem
     if written is None or (pp > 1 and facts.layout.vp is not None):
         return
     with suppress(AssertionError):  # Megatron-Core's own about the letters, which the last rule tells
@@ -180,7 +167,8 @@ def _to_share(facts: Facts) -> tuple[int | None, int, int]:
     """The number of stages that get equal numbers of layers, the number of these layers, and the other parts that count
     as layers. None for the stages: the layout is written out."""
     total, pp = facts.of_model("num_layers"), facts.layout.pp
-    if not is_count(total) or facts.of_strategy("pipeline_model_parallel_layout") is not None:
+    is_written = "|" in str(facts.of_model("hybrid_override_pattern"))
+    if not is_count(total) or is_written or facts.of_strategy("pipeline_model_parallel_layout") is not None:
         return None, 0, 0
     uneven = [size for size in _ends(facts).values() if isinstance(size, int)]
     extra = sum(bool(facts.of_strategy(f"account_for_{part}_in_pipeline_split")) for part in ("embedding", "loss"))

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rules of parallel sizes: they are numbers, and their products divide the number of GPUs."""
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
+from nemo2.base.counts import counted
 from nemo2.mcore.parallel.layout import Layout
 from nemo2.mcore.settle.world import devices_problem, nodes_problem
 from nemo2.preflight.checks.arithmetic import divisors
@@ -109,14 +111,21 @@ def _rank_order(facts: Facts) -> Iterator[str]:
 
 @RANKS.rule("optimizer-instances-divide-the-replicas", megatron_refuses=True)
 def _optimizer_instances(facts: Facts) -> Iterator[str]:
-    """`num_distributed_optimizer_instances` must divide data-parallel size * context-parallel size.
+    """`num_distributed_optimizer_instances` must divide data-parallel size * context-parallel size, and the replicas of the
+    experts.
 
     Otherwise: Megatron-Core raises an error when it creates the process groups.
     """
     instances, replicas = _instances(facts), facts.data_parallel_size
     if not isinstance(instances, int) or replicas is None:
         return
-    shards = replicas * facts.layout.cp
+    shards, of_experts = replicas * facts.layout.cp, facts.world_size // facts.layout.expert_parallel_size
+    if instances >= 1 and not shards % instances and of_experts % instances:
+        common = math.gcd(shards, of_experts)
+        yield (
+            f"strategy.num_distributed_optimizer_instances={instances} does not divide the {counted(of_experts, 'replica')} of "
+            f"each expert. Set it to {'one of ' if common > 1 else ''}{divisors(common)}, or use a smaller expert-parallel size."
+        )
     if instances < 1 or shards % instances:
         yield (
             f"strategy.num_distributed_optimizer_instances={instances} does not divide data-parallel size * "
@@ -141,7 +150,8 @@ def _instances_of_what(facts: Facts) -> Iterator[str]:
 
 @RANKS.rule("something-to-shard")
 def _sharded(facts: Facts) -> Iterator[str]:
-    """Megatron-FSDP (`strategy.fsdp`) must have at least two ranks to shard over, for dense layers and for experts.
+    """Megatron-FSDP (`strategy.fsdp`) must have at least two ranks to shard over, for dense layers and for experts, in each of
+    `num_distributed_optimizer_instances`.
 
     Otherwise: Megatron-FSDP trains with wrong gradients: it counts some of them twice or sums them over the wrong
     ranks.
@@ -151,7 +161,8 @@ def _sharded(facts: Facts) -> Iterator[str]:
         return
     from nemo2.mcore.parallel.fsdp import unshared
 
-    problem = unshared(facts.layout, facts.world_size, has_experts=bool(facts.of_model("num_moe_experts")))
+    has_experts, instances = bool(facts.of_model("num_moe_experts")), _instances(facts)
+    problem = unshared(facts.layout, facts.world_size, has_experts=has_experts, instances=instances or 1)
     if problem:
         yield f"strategy.fsdp={fsdp!r} {problem}"
 
@@ -159,9 +170,10 @@ def _sharded(facts: Facts) -> Iterator[str]:
 @SIZES.settled("megatron-fsdp-runs-what-is-requested")
 def _megatron_fsdp() -> None:
     """`distribute_saved_activations` cannot be used with Megatron-FSDP that shards parameters, nor `mtp_detach_heads` with
-    Megatron-FSDP and a clipped norm.
+    Megatron-FSDP and a clipped norm. Several instances of its optimizer overlap the reduction of gradients.
 
-    Otherwise: The first backward ends in an AssertionError, or gradients are clipped by another norm.
+    Otherwise: The first backward ends in an AssertionError, gradients are clipped by another norm, or each instance has
+    gradients of its own.
     """
 
 

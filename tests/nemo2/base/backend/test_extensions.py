@@ -55,6 +55,17 @@ def test_a_lock_that_a_killed_process_left_is_removed_before_any_rank_waits_for_
     assert run_on_ranks(build_beside_a_lock, 2, str(tmp_path), 3600.0) == [[False], [False]]
 
 
+def test_a_lock_whose_time_is_ahead_of_this_hosts_stops_nobody_for_ever(tmp_path, monkeypatch):
+    from nemo2.base.backend import extensions
+
+    monkeypatch.setattr(extensions, "_STALE_SECONDS", 0.3)
+    lock = tmp_path / "lock"
+    lock.touch()
+    os.utime(lock, (time.time() + 3600.0, time.time() + 3600.0))
+    extensions._remove_stale_lock(lock, "ext")
+    assert not lock.exists()
+
+
 def fail_to_build() -> str:
     from megatron.core.tensor_parallel import random
 

@@ -60,6 +60,18 @@ def test_a_set_is_brought_once_and_cut_into_splits(hub, tmp_path, kind, sizes):
     assert hub[1][1]["download_mode"] == "force_redownload" and (data.root / "raw").exists()
 
 
+def test_a_download_that_is_interrupted_mixes_no_two_orders(hub, tmp_path, monkeypatch):
+    data = make(AlpacaDataModule, tmp_path)
+    data.fetch()
+    before = {path: path.read_text() for path in data.root.glob("*.jsonl")}
+    again, left = make(AlpacaDataModule, tmp_path, force_redownload=True, seed=2), iter(range(len(ALPACA) - 1))
+    record = again.record
+    monkeypatch.setattr(again, "record", lambda held: record(held) if next(left, None) is not None else 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        again.fetch()
+    assert {path: path.read_text() for path in data.root.iterdir() if path.is_file()} == before
+
+
 def test_the_texts(hub, tmp_path):
     data = make(SquadDataModule, tmp_path / "a")
     data.fetch()

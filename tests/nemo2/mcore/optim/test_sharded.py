@@ -55,6 +55,17 @@ def test_a_step_is_torchs_on_clipped_gradients_whatever_the_scale_of_the_loss(ru
                 torch.testing.assert_close(torch.tensor(mine), parameter.detach())
 
 
+@pytest.mark.skipif(
+    not hasattr(OptimizerConfig, "grad_norm_skip_threshold"), reason="Megatron-Core has no such threshold"
+)
+def test_a_step_whose_norm_exceeds_the_threshold_changes_nothing() -> None:
+    before = [parameter.tolist() for parameter in parameters()]
+    norm, _ = stepped(0.0)
+    assert norm is not None
+    assert stepped(0.0, grad_norm_skip_threshold=norm * 0.99) == (norm, before)
+    assert stepped(0.0, grad_norm_skip_threshold=norm * 1.01)[1] != before
+
+
 def test_states_of_parameters_never_updated_are_zeros_and_nothing_else_changes() -> None:
     """Adam's weight decay would be in its moments."""
     held, before = parameters(), parameters()

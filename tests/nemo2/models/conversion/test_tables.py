@@ -9,6 +9,7 @@ import pytest
 from nemo2.base.errors import ConfigError
 from nemo2.models.conversion.families import conversion_for, conversion_of
 from nemo2.models.conversion.pieces import Place, cat, every_other, fused_qkv, normalised, one, qkv
+from nemo2.models.conversion.settings import meaning
 from support import small_runs
 
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -71,6 +72,19 @@ def test_pieces_tile_the_file_s_tensors_and_ours(name: str) -> None:
     for numbers in taken.values():
         assert sorted(numbers) == list(range(len(numbers)))
     assert not any("*" in name for name, _ in taken)
+
+
+def test_the_stages_in_a_hybrid_s_pattern_change_no_table() -> None:
+    from nemo2.models.ssm import NemotronHConfigBase
+
+    sizes = small_runs.MODEL | {"num_layers": 4, "mamba_head_dim": 8, "mamba_num_groups": 2, "ffn_hidden_size": 64}
+    whole, staged = (
+        NemotronHConfigBase(**sizes | {"hybrid_override_pattern": pattern}) for pattern in ("M*-M", "M|*|-|M")
+    )
+    tables = [list(conversion_of(config).entries(config, vocab_rows=128)) for config in (whole, staged)]
+    assert tables[0] == tables[1] and meaning(whole) == meaning(staged)
+    conversion = conversion_of(whole)
+    assert conversion.hf_config(whole) == conversion.hf_config(staged)
 
 
 def test_operations_put_rows_where_megatron_core_has_them() -> None:

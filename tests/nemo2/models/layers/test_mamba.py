@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from nemo2.base.errors import ConfigError
+from nemo2.models import hybrid_pattern
 from nemo2.models.layers.mamba import selective_scan
 from nemo2.models.ssm import NemotronHConfig8B
 from support import small_runs
@@ -155,12 +156,15 @@ def stages_built(sizes: dict[str, Any]) -> list[Any]:
     small_runs.start_megatron(pipeline_model_parallel_size=3)
     found = []
     for layers, options in sizes.items():
-        pattern = "M*-" * 3
-        config = llm.SSMConfig(**SIZES | {"num_layers": int(layers), "hybrid_override_pattern": pattern[: int(layers)]})
+        pattern, chunks = options.pop("pattern", "M*-" * 3), options.get("virtual_pipeline_model_parallel_size")
+        kinds = pattern if "|" in pattern else pattern[: int(layers)]
+        config = llm.SSMConfig(**SIZES | {"num_layers": int(layers), "hybrid_override_pattern": kinds})
         for name, value in {"pipeline_model_parallel_size": 3, "pipeline_dtype": torch.float32, **options}.items():
             setattr(config, name, value)
         try:
-            found.append(len(config.configure_model(None).decoder.layers))
+            stages: Any = range(chunks) if chunks else (None,)
+            built = [config.configure_model(None, vp_stage=stage).decoder.layers for stage in stages]
+            found.append(sum(map(len, built)))
         except ConfigError as error:
             found.append(str(error))
     return found
@@ -173,9 +177,22 @@ def test_a_pipeline_has_every_layer_of_the_pattern_or_is_refused(run_on_ranks: A
     ranks = run_on_ranks(
         stages_built,
         3,
-        {"3": {}, "4": first, "5": {}, "6": first | {"num_layers_in_last_pipeline_stage": 3}, "7": counted},
+        {
+            "3": {},
+            "4": first,
+            "5": {},
+            "6": first | {"num_layers_in_last_pipeline_stage": 3},
+            "7": counted,
+            "8": {"virtual_pipeline_model_parallel_size": 2},
+            "9": {"virtual_pipeline_model_parallel_size": 2, "pattern": "M|*-|M*|-|M*|-"},
+        },
     )
     built = list(zip(*ranks, strict=True))
     assert built[0] == (1, 1, 1) and built[1] == (2, 1, 1) and built[3] == (2, 1, 3)
     assert all("num_layers=5 leaves 5 layers for 3 stages, which cannot be split evenly" in told for told in built[2])
     assert all("strategy.account_for_embedding_in_pipeline_split=True" in told for told in built[4])
+    assert all("separate 6 stages by '|'" in told for told in built[5])
+    if hasattr(hybrid_pattern._allocation(), "parse_hybrid_pattern"):
+        assert built[6] == (2, 4, 3)
+    else:
+        assert all("requires Megatron-Core 0.19" in told for told in built[6])

@@ -10,12 +10,15 @@ import torch
 from megatron.core import parallel_state
 
 from nemo2 import llm
+from nemo2.models import hybrid_pattern
 from nemo2.models.layers.mtp import _MEAN_PER_TOKEN, FurtherLosses, _Weighted
 from nemo2.models.walker import mtp_layer_name
 from support import small_runs
 from support.plain_decoder import PlainDecoder
 from support.small_runs import device
 
+HYBRID = ["SSMConfig"] if hasattr(hybrid_pattern._allocation(), "parse_hybrid_pattern") else []
+"""Hybrids have further predictions from Megatron-Core 0.19 on."""
 FACTOR = 0.3
 MASK = [1, 1, 0, 1, 1, 0, 0, 1]
 # Two ranks hold one chunk from each end: tokens 0, 1, 6, 7 and tokens 2 to 5.
@@ -149,16 +152,17 @@ def test_further_losses_and_all_gradients_are_those_of_the_formulas(run_on_ranks
     assert max(found["gradients"].values()) < 1e-4, found["gradients"]
 
 
-def tokens_counted_by_routers(padding: list[list[bool]]) -> list[float]:
+def tokens_counted_by_routers(padding: list[list[bool]], kind: str) -> list[float]:
     """The choices of experts that the routers count, the further layers' last."""
 
     from nemo2.models.layers.moe import WeightedRouter
 
     small_runs.start_megatron()
-    config = llm.MixtralConfig(
+    config = getattr(llm, kind)(
         num_layers=1, hidden_size=32, ffn_hidden_size=48, num_attention_heads=4, num_query_groups=2, vocab_size=64,
         seq_length=8, num_moe_experts=4, moe_router_topk=1, moe_router_score_function="sigmoid",
         moe_router_enable_expert_bias=True, moe_token_dispatcher_type="alltoall", mtp_num_layers=2,
+        **({} if kind == "MixtralConfig" else {"hybrid_override_pattern": "E/E/E"}),
     )  # fmt: skip
     config.params_dtype = torch.float32
     chunk = config.configure_model(None, True, True).to(device())
@@ -169,15 +173,16 @@ def tokens_counted_by_routers(padding: list[list[bool]]) -> list[float]:
     return [float(one.local_tokens_per_expert.sum()) for one in chunk.modules() if isinstance(one, WeightedRouter)]
 
 
-def test_padding_is_not_counted_in_the_routers_of_further_layers(run_on_ranks: Any) -> None:
+@pytest.mark.parametrize("kind", ["MixtralConfig", *HYBRID])
+def test_padding_is_not_counted_in_the_routers_of_further_layers(run_on_ranks: Any, kind: str) -> None:
     """A layer of further predictions sees the token one further on, so its padding begins one earlier. The end of a row
     counts: Megatron-Core shifts in a 0 there."""
-    (counted,) = run_on_ranks(tokens_counted_by_routers, 1, [[False] * 8, [False] * 3 + [True] * 5])
+    (counted,) = run_on_ranks(tokens_counted_by_routers, 1, [[False] * 8, [False] * 3 + [True] * 5], kind)
     assert counted == [8 + 3, 8 + 2 + 1, 8 + 1 + 2]
 
 
-def end_of_a_tied_pipeline() -> dict[str, Any]:
-    """Of the last of two stages of a Llama with a further prediction whose output layer is the embedding."""
+def end_of_a_tied_pipeline(kind: str) -> dict[str, Any]:
+    """Of the last of two stages of a model with a further prediction whose output layer is the embedding."""
     from nemo2.mcore.parallel.sharded_state import sharded_state
 
     small_runs.start_megatron(pipeline_model_parallel_size=2)
@@ -186,7 +191,10 @@ def end_of_a_tied_pipeline() -> dict[str, Any]:
         "share_embeddings_and_output_weights": True,
         "pipeline_model_parallel_size": 2,
     }
-    config = llm.LlamaConfig(**small_runs.MODEL, **sizes, pipeline_dtype=torch.float32, params_dtype=torch.float32)
+    if kind in HYBRID:
+        sizes |= {"num_layers": 2, "hybrid_override_pattern": "M|*/M", "mamba_head_dim": 8, "mamba_num_groups": 2}
+    sizes |= {"pipeline_dtype": torch.float32, "params_dtype": torch.float32}
+    config = getattr(llm, kind)(**small_runs.MODEL | sizes)
     chunk = config.configure_model(None).to(device())
     if not chunk.post_process:
         return {"keys": [*sharded_state(chunk)]}
@@ -200,8 +208,11 @@ def end_of_a_tied_pipeline() -> dict[str, Any]:
     return {"keys": [*sharded_state(chunk)], "ratio": float(logits[1] / logits[0])}
 
 
-def test_the_end_of_a_pipeline_whose_output_layer_is_the_embedding_can_be_saved_and_asked(run_on_ranks: Any) -> None:
-    _, last = run_on_ranks(end_of_a_tied_pipeline, 2)
+@pytest.mark.parametrize("kind", ["LlamaConfig", *HYBRID])
+def test_the_end_of_a_pipeline_whose_output_layer_is_the_embedding_can_be_saved_and_asked(
+    run_on_ranks: Any, kind: str
+) -> None:
+    _, last = run_on_ranks(end_of_a_tied_pipeline, 2, kind)
     assert "module.embedding.word_embeddings.weight" in last["keys"]
     assert "module.output_layer.weight" not in last["keys"]
     assert last["ratio"] == pytest.approx(2.0), "the logits without labels are the embedding's"

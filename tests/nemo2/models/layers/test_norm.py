@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """TorchNorm against the formulas of its papers, written out."""
 
+from typing import Any
+
 import pytest
 import torch
 from megatron.core.transformer.transformer_config import TransformerConfig
 
 from nemo2.base.errors import ConfigError
-from nemo2.models.layers.norm import TorchNorm
+from nemo2.models.layers.norm import NormAfterRotation, TorchNorm, normalize_after_rotation
 
 EPS = 1e-5
 
@@ -89,3 +91,27 @@ def test_other_norms_and_contradictions_are_refused():
     config.normalization = "BatchNorm"
     with pytest.raises(ConfigError, match="'BatchNorm' is unknown"):
         TorchNorm(config, hidden_size=8)
+
+
+def test_norms_after_the_rotation_are_called_through_what_wraps_them():
+    class Halved(torch.nn.Module):
+        def __init__(self, inside: torch.nn.Module) -> None:
+            super().__init__()
+            self.inside = inside
+
+        def forward(self, *arguments, **options):
+            return self.inside(*arguments, **options) / 2
+
+    class Core(torch.nn.Module):
+        def forward(self, query, key):
+            return query, key
+
+    attention: Any = torch.nn.Module()
+    config = TransformerConfig(num_layers=1, hidden_size=8, num_attention_heads=2, normalization="RMSNorm")
+    attention.q_layernorm, attention.k_layernorm = (NormAfterRotation(config, hidden_size=8, eps=EPS) for _ in "qk")
+    attention.core_attention = Core()
+    normalize_after_rotation(attention)
+    attention.q_layernorm = Halved(attention.q_layernorm)
+    x = torch.randn(5, 2, 8, generator=torch.Generator().manual_seed(0))
+    expected = by_hand(attention.k_layernorm, x).float()
+    torch.testing.assert_close(attention.core_attention(x, x), (expected / 2, expected), rtol=1e-6, atol=1e-6)

@@ -232,6 +232,8 @@ def test_numbers_beyond_64_bits_are_refused_and_nothing_is_made_of_them(value: i
         for domain in table.values():
             if isinstance(domain, Domain) and domain.interval.endswith("inf)"):
                 assert not domain.holds(value), domain
+    (problem,) = out_of_range(SimpleNamespace(max_steps=value), "trainer", domains.TRAINER, others=False)
+    assert (f"{2**63 - 1:,}" in problem) is (value > 0)
     assert not domains.MODEL["num_layers"].holds(10**9) and domains.MODEL["num_layers"].holds(1000)
 
 

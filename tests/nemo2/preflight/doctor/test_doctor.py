@@ -104,14 +104,14 @@ def test_its_help_has_an_example(capsys):
 
 def test_what_killed_launches_left_is_told(tmp_path, monkeypatch):
     from nemo2.cli.doctor import _left_behind
-    from nemo2.launch.local import LAUNCHER_FILE
-    from nemo2.training.run_dir.parent_watchdog import process_identity
+    from nemo2.launch.local import LAUNCHER_FILE, claim_staging
 
     monkeypatch.setenv("NEMORUN_HOME", str(tmp_path))
     monkeypatch.setattr("nemo_run.config.get_nemorun_home", lambda: str(tmp_path))
     assert _left_behind().value == "none"
-    for name, launcher in (("lives", process_identity()), ("killed", "999999999 1")):
+    for name, launcher in (("lives", ""), ("killed", "999999999 1"), ("on another host", "999999999 1\nelsewhere")):
         (tmp_path / "nemo2" / name).mkdir(parents=True)
         (tmp_path / "nemo2" / name / LAUNCHER_FILE).write_text(launcher)
+    claim_staging(tmp_path / "nemo2" / "lives")
     told = _left_behind()
     assert told.state == "note" and told.value.startswith("1 directories") and "next launch" in told.fix

@@ -48,6 +48,15 @@ def test_every_recipe_becomes_small(shrunk: Any) -> None:
         assert result["hidden"] <= 64 and result["processes"] <= 8, name
 
 
+def test_a_hybrid_whose_pattern_writes_out_stages_keeps_as_many_as_there_are_chunks() -> None:
+    from nemo2.models.ssm import SSMConfig
+    from nemo2.preflight.rehearse.shrink import small_sizes
+
+    config = SSMConfig(num_layers=8, hybrid_override_pattern="M-|M*M|M-|M", hidden_size=64, mamba_num_groups=2)
+    sizes = small_sizes(config, chunks=4)
+    assert (sizes["num_layers"], sizes["hybrid_override_pattern"]) == (4, "M|-|*|M")
+
+
 def test_no_rule_refuses_a_shrunk_recipe_on_this_machine(shrunk: Any) -> None:
     assert {name: result["problems"] for name, result in shrunk.items() if result["problems"]} == {}
 

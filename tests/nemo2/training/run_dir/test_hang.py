@@ -185,9 +185,9 @@ def test_it_ends_although_its_folder_was_removed(tmp_path, monkeypatch):
     assert watched(tmp_path, remove, 30.0) == 0
 
 
-@pytest.mark.parametrize("seconds", [0, math.nan, math.inf])
-def test_a_timeout_that_cannot_work_is_refused(seconds: float):
-    with pytest.raises(ConfigError, match=f"HangWatchdog.timeout_seconds={seconds}"):
+@pytest.mark.parametrize("seconds", [0, math.nan, math.inf, "60"])
+def test_a_timeout_that_cannot_work_is_refused(seconds: Any):
+    with pytest.raises(ConfigError, match=f"HangWatchdog.timeout_seconds={seconds!r}"):
         HangWatchdog(seconds)
 
 

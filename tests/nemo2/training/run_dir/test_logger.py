@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`NeMoLogger`: one directory per run that all ranks agree on, and everything that belongs into it."""
 
+import errno
 import json
 import logging
 import os
@@ -165,6 +166,29 @@ def test_loggers_of_the_trainer_are_kept_unless_replaced_and_one_may_keep_its_di
     NeMoLogger(log_dir=str(tmp_path), tensorboard=new, update_logger_directory=False).setup(trainer)
     assert trainer.loggers[:2] == [mine, new] and old not in trainer.loggers
     assert new.log_dir == str(tmp_path / "mine" / "x" / "v")
+
+
+class _Own(CSVLogger):
+    def log_metrics(self, *_, **__):
+        raise ValueError("a mistake of its author, or a way to end the run")
+
+
+def test_a_logger_whose_disk_is_full_is_reported_once_and_ends_nothing(tmp_path, monkeypatch, caplog):
+    def full(*_, **__):
+        raise ValueError("you tried to log 1.0") from OSError(errno.ENOSPC, "No space left on device")
+
+    for method in ("log_metrics", "finalize"):
+        monkeypatch.setattr(TensorBoardLogger, method, full)
+    trainer, log = trainer_in(tmp_path), NeMoLogger(log_dir=str(tmp_path), tensorboard=TensorBoardLogger(str(tmp_path)))
+    directory = fit(log, trainer).log_dir
+    assert len(series(read_metrics(directory), "reduced_train_loss")) == 4
+    [reported] = [record.getMessage() for record in caplog.records if "TensorBoardLogger" in record.getMessage()]
+    assert f"{directory}/tb_logs" in reported and "[Errno 28]" in reported
+
+
+def test_an_error_in_a_users_own_logger_ends_the_run(tmp_path):
+    with pytest.raises(ValueError, match="of its author"):
+        fit(NeMoLogger(log_dir=str(tmp_path), extra_loggers=[_Own(str(tmp_path))]), trainer_in(tmp_path))
 
 
 def test_recipe_files_and_the_launchers_notes(tmp_path, monkeypatch):

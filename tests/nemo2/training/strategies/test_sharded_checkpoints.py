@@ -106,9 +106,10 @@ def on_two_ranks(directory: str, exchanging: list[str]) -> dict[str, Any]:
     # State that only its own layout can read: the distributed optimizer's buffers as they are.
     own = {"ckpt_parallel_save_optim": False}
     train("MegatronStrategy", steps=STOP, save=f"{directory}/own", strategy=own)
-    runs["MegatronStrategy into sharded"] = _caught(
-        lambda: train("FSDP2Strategy", ckpt_path=f"{directory}/own/step={STOP}")
-    )
+    for into, layout in (("FSDP2Strategy", {}), ("MegatronStrategy", TENSORS_CUT)):
+        runs[f"own state into {into}"] = _caught(
+            lambda into=into, layout=layout: train(into, ckpt_path=f"{directory}/own/step={STOP}", strategy=layout)
+        )
     runs["another model"] = _caught(
         lambda: train("FSDP2Strategy", ckpt_path=f"{directory}/FSDP2Strategy/step={STOP}", vocab_size=96)
     )
@@ -206,8 +207,9 @@ def test_weights_go_from_one_strategy_to_the_others(exchanging, runs):
     assert out_of["norms"][0] == pytest.approx(after["norms"][STOP], rel=1e-4)
 
 
-def test_optimizer_state_for_one_layout_only_is_refused_with_the_way_out(runs):
-    message = runs["MegatronStrategy into sharded"]
+@pytest.mark.parametrize("into", ["FSDP2Strategy", "MegatronStrategy"])
+def test_optimizer_state_for_one_layout_only_is_refused_with_the_way_out(into, runs):
+    message = runs[f"own state into {into}"]
     assert (
         message.startswith("CheckpointError")
         and "ckpt_parallel_save_optim=False, which only its own layout can load" in message
