@@ -15,6 +15,8 @@ from tools.wrapped import wrapped
 _WHERE_SET = re.compile(r" \((?:set at )?[^()\s]+:\d+\)")
 """Lines of files, which messages name, move."""
 
+_NOT_IN_FORCE = "This page is written with the newest versions, which don't need this rule: it finds nothing."
+
 _HEAD = """\
 # Checks before a run
 
@@ -78,7 +80,7 @@ def _example(example: Example) -> list[str]:
         *(row for line in example.broken.lines() for row in wrapped(line, f"{prompt} ")),
         "```",
         "",
-        *(f"> {_WHERE_SET.sub('', message)}" for message in messages),
+        *([f"> {_WHERE_SET.sub('', message)}" for message in messages] or [_NOT_IN_FORCE]),
         "",
         f"Valid: `{'`, `'.join(example.mended.lines())}`",
     ]
