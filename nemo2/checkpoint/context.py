@@ -31,7 +31,6 @@ from nemo2.data.base import MegatronDataModule
 from nemo2.data.tokenizer_files import FIELDS, files_of
 from nemo2.mcore.parallel.layout import ParallelismConfig
 from nemo2.mcore.precision import DtypeConfig
-from nemo2.models.hybrid_pattern import without_stages
 
 _log = logging.getLogger(__name__)
 
@@ -148,6 +147,8 @@ def load_context(checkpoint: Path | str, part: Part = "model", *, build: bool = 
                 setattr(config, field, str(copied if copied.is_file() else copies))
     pattern = getattr(getattr(config, "config", None), "hybrid_override_pattern", None) if part == "model" else None
     if isinstance(pattern, str) and "|" in pattern:
+        from nemo2.models.hybrid_pattern import without_stages
+
         # Whoever reads the model has a layout of their own.
         config.config.hybrid_override_pattern = without_stages(pattern)
     return fiddle.build(config) if build else config

@@ -28,8 +28,9 @@ from nemo2 import recipes
 from nemo2.base.errors import ConfigError, SecurityError
 from nemo2.base.names import did_you_mean
 from nemo2.config import apply_overrides
-from nemo2.config.factories import called, required
+from nemo2.config.factories import called
 from nemo2.config.show import render
+from nemo2.config.value_types import required
 from nemo2.config.values import typed
 from nemo2.config.walk import class_of
 from nemo2.hugging_face.api import export_ckpt, import_ckpt

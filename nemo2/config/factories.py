@@ -9,19 +9,17 @@ fit.
 import inspect
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from importlib import import_module
-from typing import Any, NamedTuple, Optional, get_args
-
-import fiddle as fdl
+from typing import Any, NamedTuple, Optional
 
 from nemo2.base.errors import ConfigError
-from nemo2.base.names import a, did_you_mean, nearest, sentence
+from nemo2.base.names import a, did_you_mean, sentence
 from nemo2.config.announced import ANNOUNCED
 from nemo2.config.capture import unknown_name
 from nemo2.config.tree import Config
-from nemo2.config.typed_text import Text, WrongType, part_classes, split_items, without_annotated
-from nemo2.config.value_types import takes_a_list, type_hints
+from nemo2.config.typed_text import Text, WrongType, split_items
+from nemo2.config.value_types import required, type_hints
 
 _CALL = re.compile(r"([A-Za-z_]\w*(?:[.:]\w+)*)\s*(?:\((.*)\))?", re.DOTALL)
 
@@ -80,6 +78,11 @@ def called(factory: Callable[..., Any], text: str, *, fit: Callable[..., Any], n
     return factory(**arguments)
 
 
+def first_word(text: str) -> str:
+    """The name with which the text of a call begins."""
+    return re.split(r"\W", text.strip(), maxsplit=1)[0]
+
+
 def refusal(text: str, classes: tuple[type, ...]) -> str:
     """The clause that says why ``text`` can't stand for an object of these classes, with the nearest names that can."""
     wanted = " or ".join(a(cls.__qualname__) for cls in classes)
@@ -87,62 +90,13 @@ def refusal(text: str, classes: tuple[type, ...]) -> str:
     names = factory_names(classes)
     if not names:
         return f"takes {wanted}, not {shown}. Set its fields, or name one of its classes"
-    name = _first_word(text)
+    name = first_word(text)
     if name in names and (factory := _find(name, classes)) is not None:
         return f"takes {wanted}, but {shown} is text. Call {factory.__module__}.{factory.__qualname__} instead."
     nearest_names = did_you_mean(name, names)
     if nearest_names == ".":
         nearest_names = f"; known names include {', '.join(names[:4])}."
     return f"takes {wanted}, but {shown} does not name one{nearest_names}"
-
-
-def misplaced_text(target: Callable[..., Any], arguments: Mapping[str, Any], *, of: str) -> list[str]:
-    """A sentence for each text among these arguments of ``target`` that should be an object, also inside a list."""
-    hints = type_hints(target)
-    return [
-        f"{of}{name}={text!r}: {refusal(text, classes)}"
-        for name, value in arguments.items()
-        for text in (value if isinstance(value, list | tuple) and takes_a_list(hints.get(name, Any)) else [value])
-        if isinstance(text, str) and (classes := requested_classes(text, hints.get(name, Any)))
-    ]
-
-
-def requested_classes(text: str, hint: Any) -> tuple[type, ...]:
-    """The classes of which ``text`` must name one, for a parameter with this annotation.
-
-    Empty: the text may stand for itself. Where a parameter also takes text (``strategy: str | Strategy``), a word in
-    capitals that is, or almost is, the name of a factory is meant as this name.
-    """
-    if classes := part_classes(hint):
-        return classes
-    classes = tuple(cls for choice in get_args(without_annotated(hint)) for cls in part_classes(choice))
-    is_name = classes and text[:1].isupper() and nearest(_first_word(text), factory_names(classes))
-    return classes if is_name else ()
-
-
-def required(factory: Callable[..., Any]) -> list[str]:
-    """The parameters of a function or class that have no default."""
-    empty, listed = inspect.Parameter.empty, (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    parameters = inspect.signature(factory).parameters
-    return [name for name, one in parameters.items() if one.default is empty and one.kind not in listed]
-
-
-def missing_arguments(node: Any, path: str) -> Optional[str]:
-    """A clause that names the arguments that the config at ``path`` lacks and its class has no default for. None: it
-    lacks none, or it is a live object."""
-    if not isinstance(node, fdl.Buildable):
-        return None
-    target = node.__fn_or_cls__
-    missing = [name for name in required(target) if name not in node.__arguments__]
-    if not missing:
-        return None
-    name = getattr(target, "__name__", str(target))
-    settings = " and ".join(f"{path}.{one}" for one in missing)
-    return f"{path}: {name} has no default for {' and '.join(missing)}. Set {settings}"
-
-
-def _first_word(text: str) -> str:
-    return re.split(r"\W", text.strip(), maxsplit=1)[0]
 
 
 def _fitting(classes: Iterable[type]) -> list[Source]:

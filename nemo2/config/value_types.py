@@ -40,6 +40,13 @@ _KINDS: Sequence[tuple[set[Any], str, Callable[[Any, bool], bool]]] = (
 _HINTS: weakref.WeakKeyDictionary[Any, dict[str, Any]] = weakref.WeakKeyDictionary()
 
 
+def required(factory: Callable[..., Any]) -> list[str]:
+    """The parameters of a function or class that have no default."""
+    empty, listed = inspect.Parameter.empty, (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    parameters = inspect.signature(factory).parameters
+    return [name for name, one in parameters.items() if one.default is empty and one.kind not in listed]
+
+
 def type_hints(target: Callable[..., Any]) -> dict[str, Any]:
     """The annotations of ``target``'s parameters by name, resolved once. Empty: it has none, or one can't be resolved.
 

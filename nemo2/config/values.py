@@ -14,9 +14,10 @@ from datetime import timedelta
 from typing import Any
 
 from nemo2.base.names import a, did_you_mean, shortened
+from nemo2.config.arguments import requested_classes
 from nemo2.config.capture import is_configurable
 from nemo2.config.dtypes import named_dtype
-from nemo2.config.factories import factory_names, made_by_name, requested_classes
+from nemo2.config.factories import factory_names, made_by_name
 from nemo2.config.policy import named_object
 from nemo2.config.typed_text import SEQUENCES, WrongType, choices_of, without_annotated
 

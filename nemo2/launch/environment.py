@@ -20,6 +20,7 @@ from nemo2.config.walk import callbacks_of, class_of
 from nemo2.launch.executor_ranks import set_ranks
 from nemo2.launch.local import split_secrets
 from nemo2.mcore.parallel.cuda_graphs import kind_of
+from nemo2.mcore.parallel.layout import Layout
 from nemo2.mcore.settle.machine import Machine
 from nemo2.mcore.settle.run_settings import overlap_callbacks
 from nemo2.mcore.settle.world import World
@@ -138,11 +139,12 @@ def ranks_of(recipe: Any, *, capability: tuple[int, int], devices: int, nodes: i
     dropless = bool(getattr(model, "num_moe_experts", None)) and not getattr(
         model, "moe_pad_expert_input_to_capacity", False
     )
-    tensor_parallel = getattr(strategy, "tensor_parallel_size" if sharded else "tensor_model_parallel_size", 1)
+    layout = Layout.of(strategy)
     ranks = Ranks(
         capability=capability,
-        tensor_parallel=tensor_parallel if isinstance(tensor_parallel, int) else 1,  # "auto" is 1
-        context_parallel=getattr(strategy, "context_parallel_size", 1),
+        tensor_parallel=layout.tp,
+        context_parallel=layout.cp,
+        pipeline_parallel=layout.pp,
         world_size=World(nodes, devices).size,
         varying_sizes=dropless,
     )
@@ -150,7 +152,6 @@ def ranks_of(recipe: Any, *, capability: tuple[int, int], devices: int, nodes: i
         return ranks._replace(fsdp=True)
     reduced = bool(getattr(ddp, "overlap_grad_reduce", False))
     return ranks._replace(
-        pipeline_parallel=strategy.pipeline_model_parallel_size,
         fsdp=getattr(strategy, "fsdp", None) is not None or bool(getattr(ddp, "use_megatron_fsdp", False)),
         overlapped=reduced or bool(overlap_callbacks(callbacks_of(trainer))),
         registered_buffers=bool(getattr(ddp, "nccl_ub", False)),

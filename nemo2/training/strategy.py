@@ -20,6 +20,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Literal, Optional, Union
 
 import lightning.pytorch as pl
@@ -38,7 +39,6 @@ from nemo2.config.provenance import adjusting
 from nemo2.config.requested import refuse_silent_changes
 from nemo2.data.sampler import DataSampler
 from nemo2.mcore.optim.megatron import MegatronOptimizer
-from nemo2.mcore.overlap.userbuffers import OneSize, start_userbuffers, stop_userbuffers
 from nemo2.mcore.parallel.layout import LAYOUT_FIELDS, Layout, ParallelismConfig, rank_order
 from nemo2.mcore.settle.machine import Machine
 from nemo2.mcore.settle.run_settings import DDP, MODEL, OPTIM, RunSettings
@@ -349,18 +349,31 @@ class MegatronStrategy(LiveSettings, BaseStrategy):
     @contextmanager
     def model_sharded_context(self) -> Generator[None, None, None]:
         """Provide what layers need while they are built. Every call of ``configure_model`` runs inside this context."""
-        start_userbuffers(getattr(self.lightning_module, "config", None), self.data_sampler)
+        if (userbuffers := self._userbuffers) is not None:
+            userbuffers.start_userbuffers(getattr(self.lightning_module, "config", None), self.data_sampler)
         with super().model_sharded_context():
             yield
 
     def teardown(self) -> None:
+        userbuffers = self._userbuffers
         super().teardown()
-        stop_userbuffers()  # after the CUDA graphs, which point into the buffers
+        if userbuffers is not None:
+            userbuffers.stop_userbuffers()  # after the CUDA graphs, which point into the buffers
+
+    @property
+    def _userbuffers(self) -> Optional[ModuleType]:
+        """The module of the userbuffers. None: the model has none."""
+        if not getattr(getattr(self.lightning_module, "config", None), "tp_comm_overlap", False):
+            return None
+        from nemo2.mcore.overlap import userbuffers
+
+        return userbuffers
 
     def setup_megatron_parallel(self, trainer: pl.Trainer, *, wrap: bool) -> None:
         """Build the chunks, wrap them for the precision and in DDP buffers, and broadcast the parameters of replica
         0."""
-        self._register(OneSize())
+        if (userbuffers := self._userbuffers) is not None:
+            self._register(userbuffers.OneSize())
         if wrap:
             run = self.run_settings(self.lightning_module)
             leave_one_bucket(run, say=_log.warning if trainer.is_global_zero else None)

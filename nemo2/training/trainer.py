@@ -20,8 +20,8 @@ from nemo2.base.advice import advice
 from nemo2.base.counts import counted
 from nemo2.base.errors import ConfigError
 from nemo2.base.place import here
+from nemo2.config.arguments import misplaced_text
 from nemo2.config.capture import configurable
-from nemo2.config.factories import misplaced_text
 from nemo2.mcore.precision import MegatronMixedPrecision
 from nemo2.mcore.settle.machine import Machine
 from nemo2.mcore.settle.world import World, devices_of

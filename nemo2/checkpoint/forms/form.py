@@ -19,7 +19,6 @@ from nemo2.base.names import listed
 from nemo2.checkpoint.auto_resume import RestoreConfig
 from nemo2.checkpoint.directory import Manifest, read_manifest
 from nemo2.checkpoint.io import MegatronCheckpointIO
-from nemo2.checkpoint.optimizer_forms import moments
 from nemo2.checkpoint.paths import HUGGING_FACE, OF_RELEASE, digest_of
 from nemo2.mcore.parallel.layout import Layout
 from nemo2.mcore.parallel.megatron_parallel import MegatronParallel
@@ -210,6 +209,8 @@ class Form(ABC):
             stored: The keys in the checkpoint.
             requested: The keys that this rank reads of the optimizer's state.
         """
+        from nemo2.checkpoint.optimizer_forms import moments
+
         unused = moments(stored) - set().union(*ranks.gather(moments(requested)))
         if unused and self.owner.is_global_zero:
             _log.warning(

@@ -24,7 +24,6 @@ from nemo2.mcore.optim.base import OptimizerModule
 from nemo2.mcore.optim.megatron import MegatronOptimizer
 from nemo2.mcore.parallel.layout import LAYOUT_FIELDS, Layout
 from nemo2.mcore.parallel.sharded_state import added_keys, frozen_keys, keys_of, part_of, unstacked
-from nemo2.mcore.parallel.stored_names import names_of, stored_names
 from nemo2.mcore.parallel.transform import record_of, tell_of_loaded_weights
 
 if TYPE_CHECKING:
@@ -306,6 +305,8 @@ class MegatronForm(Form):
         ]
 
     def report_loaded_keys(self, keys: set[str]) -> None:
+        from nemo2.mcore.parallel.stored_names import names_of, stored_names
+
         for core in self.parallel.unwrapped:
             tell_of_loaded_weights(core, names_of(stored_names(core), keys) if record_of(core) is not None else ())
 

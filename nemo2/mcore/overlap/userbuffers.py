@@ -29,12 +29,11 @@ def start_userbuffers(config: Any, data_sampler: Any) -> None:
     """Allocate the buffers for a model's configuration. Every rank calls this after the process groups exist and before
     a layer is built.
 
-    Does nothing if ``config.tp_comm_overlap`` is off, if tensors or sequences aren't sharded, or if the same buffers
-    already run. Other buffers are freed first.
+    Does nothing if tensors or sequences aren't sharded, or if the same buffers already run. Other buffers are freed first.
 
     Args:
-        config: The model's ``TransformerConfig`` as it will be built. Its ``tp_comm_overlap_cfg`` holds settings. None:
-            Transformer Engine's own for every GEMM.
+        config: The model's ``TransformerConfig`` with ``tp_comm_overlap``, as it will be built. Its ``tp_comm_overlap_cfg``
+            holds settings. None: Transformer Engine's own for every GEMM.
         data_sampler: The source of the sequence length and the micro-batch size.
 
     Raises:
@@ -42,8 +41,6 @@ def start_userbuffers(config: Any, data_sampler: Any) -> None:
             buffers can't exchange the tensors.
     """
     global _running
-    if not getattr(config, "tp_comm_overlap", False):
-        return
     if config.tensor_model_parallel_size < 2 or not config.sequence_parallel:
         return
     tokens = _tokens(config, data_sampler)

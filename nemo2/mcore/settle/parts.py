@@ -18,7 +18,7 @@ import fiddle as fdl
 from nemo2.base.backend.extras import has
 from nemo2.base.backend.te_version import megatron_finds
 from nemo2.base.errors import ConfigError, message_of
-from nemo2.config.factories import missing_arguments
+from nemo2.config.arguments import missing_arguments
 from nemo2.config.tree import Config
 from nemo2.config.walk import class_of, node_at
 from nemo2.mcore.settle.machine import Machine

@@ -53,14 +53,10 @@ def smallest_change(recipe: Any, ranks: tuple[RankRehearsal, ...], verdict: Verd
 def candidates(recipe: Any) -> Iterator[tuple[str, ...]]:
     """The candidate changes in the order of their cost: the distributed optimizer, a little recomputation, smaller
     micro-batches, more parallelism, full recomputation."""
-    strategy, data, model = recipe.trainer.strategy, recipe.data, recipe.model.config
+    layout, data, model = Layout.of(recipe.trainer.strategy), recipe.data, recipe.model.config
     if not getattr(recipe.optim.config, "use_distributed_optimizer", True):
         yield ("optim.config.use_distributed_optimizer=True",)
-    tp, pp, cp = (
-        strategy.tensor_model_parallel_size,
-        strategy.pipeline_model_parallel_size,
-        strategy.context_parallel_size,
-    )
+    tp, pp, cp = layout.tp, layout.pp, layout.cp
     recomputing = getattr(model, "recompute_granularity", None)
     selective = "model.config.recompute_granularity=selective"
     if recomputing is None:

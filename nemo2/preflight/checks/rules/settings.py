@@ -10,8 +10,8 @@ from typing import Any
 
 from nemo2.base.names import did_you_mean
 from nemo2.config.aliases import parameters_of
+from nemo2.config.arguments import missing_arguments
 from nemo2.config.capture import is_configurable
-from nemo2.config.factories import missing_arguments
 from nemo2.config.typed_text import choices_of
 from nemo2.config.value_types import type_hints
 from nemo2.config.walk import class_of, iterate_nodes

@@ -8,7 +8,7 @@ has its type.
 from collections.abc import Iterator
 
 from nemo2.base.names import shortened
-from nemo2.config.factories import misplaced_text
+from nemo2.config.arguments import misplaced_text
 from nemo2.config.value_types import misfits
 from nemo2.config.walk import iterate_nodes, set_at
 from nemo2.preflight.checks.facts import Facts

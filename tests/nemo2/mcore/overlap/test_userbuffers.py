@@ -266,9 +266,7 @@ def test_a_start_that_failed_leaves_nothing_behind(version: Any) -> None:
     start_userbuffers(a_config(), SAMPLER)
 
 
-@pytest.mark.parametrize(
-    "changes", [{"tp_comm_overlap": False}, {"tensor_model_parallel_size": 1}, {"sequence_parallel": False}]
-)
+@pytest.mark.parametrize("changes", [{"tensor_model_parallel_size": 1}, {"sequence_parallel": False}])
 def test_nothing_starts_where_nothing_overlaps(version: Any, changes: dict[str, Any]) -> None:
     start_userbuffers(a_config(**changes), SAMPLER)
     assert version.log == []
