@@ -20,8 +20,9 @@ _READ_BY_FSDP = (
     *("outer_dp_sharding_strategy", "gradient_reduce_div_fusion", "suggested_communication_unit_size"),
     "keep_fp8_transpose_cache",
 )
-"""Settings of the gradient buffers, beside those with fsdp_ in their names. `data_parallel_sharding_strategy` is none of them,
-because recipes set it for a user who turns Megatron-FSDP on."""
+"""Settings of the gradient buffers, beside those with fsdp_ in their names."""
+_SHARDING_OF_RECIPES = "optim_grads_params"
+"""What recipes set `data_parallel_sharding_strategy` to, for a user who turns Megatron-FSDP on."""
 _OPTIMIZER_STATE = "ckpt_load_optimizer and ckpt_save_optimizer control whether checkpoints contain optimizer state"
 _PRECISION = (
     "dtypes belong to the precision plugin: set nl.Trainer(plugins=nl.MegatronMixedPrecision({})), and leave this "
@@ -136,6 +137,8 @@ def warn_about_unread_settings(ddp_config: DistributedDataParallelConfig) -> Non
         for field in dataclasses.fields(ddp_config)
         if field.name.startswith(("fsdp_", "megatron_fsdp_")) or field.name in _READ_BY_FSDP
     }
+    if (sharding := ddp_config.data_parallel_sharding_strategy) != "no_shard":
+        idle["strategy.ddp_config.data_parallel_sharding_strategy"] = (sharding, _SHARDING_OF_RECIPES)
     warn_without_effect("Only Megatron-FSDP reads it: set strategy.fsdp='megatron', or remove the setting.", **idle)
 
 

@@ -43,11 +43,14 @@ def test_settings_that_cannot_work_say_what_to_do(make, words):
     assert words in str(error.value)
 
 
-def test_settings_of_megatron_fsdp_without_it_are_said_to_have_no_effect(caplog):
+@pytest.mark.parametrize(
+    ("name", "value"), [("fsdp_double_buffer", True), ("data_parallel_sharding_strategy", "optim_grads")]
+)
+def test_settings_of_megatron_fsdp_without_it_are_said_to_have_no_effect(name, value, caplog):
     def said(**strategy: Any) -> bool:
         caplog.clear()
-        nl.MegatronStrategy(ddp=DistributedDataParallelConfig(fsdp_double_buffer=True), **strategy)
-        return "fsdp_double_buffer=True has no effect" in caplog.text
+        nl.MegatronStrategy(ddp=DistributedDataParallelConfig(**{name: value}), **strategy)
+        return f"{name}={value!r} has no effect" in caplog.text
 
     assert said() and not said(fsdp="megatron")
 
