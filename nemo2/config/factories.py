@@ -17,6 +17,7 @@ import fiddle as fdl
 
 from nemo2.base.errors import ConfigError
 from nemo2.base.names import a, did_you_mean, nearest, sentence
+from nemo2.config.aliases import parameters_of
 from nemo2.config.announced import ANNOUNCED
 from nemo2.config.capture import unknown_name
 from nemo2.config.tree import Config
@@ -123,8 +124,7 @@ def requested_classes(text: str, hint: Any) -> tuple[type, ...]:
 def required(factory: Callable[..., Any]) -> list[str]:
     """The parameters of a function or class that have no default."""
     empty, listed = inspect.Parameter.empty, (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    parameters = inspect.signature(factory).parameters
-    return [name for name, one in parameters.items() if one.default is empty and one.kind not in listed]
+    return [name for name, one in parameters_of(factory).items() if one.default is empty and one.kind not in listed]
 
 
 def missing_arguments(node: Any, path: str) -> Optional[str]:
