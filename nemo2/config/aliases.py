@@ -142,6 +142,7 @@ def parameter_names(target: Callable[..., Any]) -> tuple[str, ...]:
     return tuple(name for name, value in parameters_of(target).items() if value.kind in by_keyword)
 
 
+@functools.lru_cache(maxsize=1024)
 def parameters_of(target: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
     """The parameters of a class or function, in order. Without a signature, as of ``dict``: any keywords."""
     try:
@@ -152,8 +153,13 @@ def parameters_of(target: Callable[..., Any]) -> Mapping[str, inspect.Parameter]
 
 def _inherited(table: Mapping[str, Mapping[str, Any]], target: Any, name: str) -> Any:
     """What a table has for a name of a class or function, or of a base class. None: nothing."""
-    owners = target.__mro__ if isinstance(target, type) else (target,)
-    return next((found for owner in owners if (found := table.get(_key(owner), {}).get(name))), None)
+    keys = _keys_of_bases(target) if isinstance(target, type) else (_key(target),)
+    return next((found for key in keys if key in table and (found := table[key].get(name))), None)
+
+
+@functools.lru_cache(maxsize=1024)
+def _keys_of_bases(cls: type) -> tuple[str, ...]:
+    return tuple(map(_key, cls.__mro__))
 
 
 def _key(target: Any) -> str:

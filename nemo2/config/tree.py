@@ -124,8 +124,7 @@ class _Node:
             owner, real = alias_owner(self, name, alias)
             setattr(owner, real, value)
             return
-        info = self.__signature_info__
-        if name not in info.valid_param_names and not info.has_var_keyword:
+        if not _is_parameter(self, name) and not self.__signature_info__.has_var_keyword:
             raise unknown_name(self.__fn_or_cls__, name)
         self.__dict__.get("_defaults", {}).pop(name, None)
         super().__setattr__(name, _adopt(read_dtype(self.__fn_or_cls__, name, value)))
@@ -488,9 +487,15 @@ def _default_factories(target: Any) -> dict[str, Callable[[], Any]]:
     return {f.name: f.default_factory for f in fields if f.default_factory is not dataclasses.MISSING}
 
 
+def _is_parameter(node: Any, name: str) -> bool:
+    """Whether ``name`` is one of fiddle's ``valid_param_names``, which lists them all at each question."""
+    parameter = node.__signature_info__.parameters.get(name)
+    return parameter is not None and parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+
+
 def _unreadable(node: Any, name: str) -> AttributeError:
     target = _target_name(node)
-    if name in node.__signature_info__.valid_param_names:
+    if _is_parameter(node, name):
         return UnsetFieldError(
             f"{name!r} of {target} is required but not set yet. Set it, as in `config.{name} = ...`."
         )
@@ -524,7 +529,7 @@ def _read_from_root(node: Any, path: str) -> Any:
     while (parent := root.__dict__.get("_read_from")) is not None:
         root = parent
     steps = path.split(".")
-    if steps[0] == "trainer" and "trainer" not in root.__signature_info__.valid_param_names:
+    if steps[0] == "trainer" and not _is_parameter(root, "trainer"):
         steps = steps[1:]
     value = root
     for step in steps:

@@ -19,6 +19,7 @@ from fiddle._src import signatures
 
 from nemo2.base.errors import ConfigError
 from nemo2.base.names import a
+from nemo2.config.aliases import parameters_of
 from nemo2.config.typed_text import SEQUENCES, choices_of, part_classes, without_annotated
 
 _NUMBERS = {bool: "True or False", int: "a whole number", float: "a number"}
@@ -43,8 +44,7 @@ _HINTS: weakref.WeakKeyDictionary[Any, dict[str, Any]] = weakref.WeakKeyDictiona
 def required(factory: Callable[..., Any]) -> list[str]:
     """The parameters of a function or class that have no default."""
     empty, listed = inspect.Parameter.empty, (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    parameters = inspect.signature(factory).parameters
-    return [name for name, one in parameters.items() if one.default is empty and one.kind not in listed]
+    return [name for name, one in parameters_of(factory).items() if one.default is empty and one.kind not in listed]
 
 
 def type_hints(target: Callable[..., Any]) -> dict[str, Any]:
