@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, Optional
 
+from nemo2.base.backend.compilation import as_megatron_has_it
 from nemo2.base.errors import ConfigError
 from nemo2.config.provenance import adjustments, is_equal, record_of
 
@@ -74,7 +75,7 @@ def silent_changes(path: str, obj: Any) -> list[str]:
     requested, announced = explicit_values(obj), adjustments(obj)
     for name in dict.fromkeys([*requested, *announced]):
         changes = announced.get(name)
-        expected = changes[-1].value if changes else requested[name]
+        expected = as_megatron_has_it(changes[-1].value if changes else requested[name])
         if not hasattr(obj, name) or (expected is None and not changes):
             continue
         current = getattr(obj, name)

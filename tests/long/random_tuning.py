@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Random fine-tunings of released models, in layouts of two ranks: ``python -m tests.long.random_tuning SECONDS [SEED]``.
+"""Random fine-tunings of released models, in layouts of some ranks: ``python -m tests.long.random_tuning SECONDS [SEED]``.
 
 transformers makes a tiny release of `support.hf_models`. A PEFT method, or training in full, with random targets and data
-fine-tunes it by ``llm.finetune``: one process, and two layouts of two ranks, on the same samples. Losses, gradient norms and
+fine-tunes it by ``llm.finetune``: one process, and two layouts, on the same samples. Losses, gradient norms and
 counted tokens of three steps and each parameter's gradient of the first step are compared. One process then resumes each
 layout's second checkpoint, and peft and transformers load what is exported of the last. Each ends as one of
 
@@ -246,7 +246,7 @@ def results_of(seed: int) -> Iterator[tuple[str, str, Any]]:
             return
         ran: list[str] = []
         for name in layouts:
-            report = attempt(name, 2)
+            report = attempt(name, random_switches.world_of(LAYOUTS[name]))
             if isinstance(report, str) or "refused" in report:
                 yield name, *_not_trained(report)
                 if not isinstance(report, str):

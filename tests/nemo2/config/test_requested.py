@@ -2,11 +2,13 @@
 """Settings that changed behind their user's back."""
 
 import dataclasses
-from typing import Optional
+import functools
+from typing import Any, Optional
 
 import fiddle as fdl
 import pytest
 
+from nemo2.base.backend.compilation import uncompiled
 from nemo2.base.errors import ConfigError
 from nemo2.config import Config
 from nemo2.config.capture import configurable
@@ -56,3 +58,16 @@ def test_what_a_class_makes_of_its_own_arguments_is_announced(make) -> None:
     assert built.size == 50 and silent_changes("x", built) == []
     built.size = 57
     assert "x.size is 57 instead of 50" in silent_changes("x", built)[0]
+
+
+def test_an_activation_is_the_same_compiled_or_not() -> None:
+    """The CPU's backend takes the compilation out of Megatron-Core's modules after a recipe may have read them."""
+    from megatron.core.fusions.fused_bias_geglu import quick_gelu
+
+    compiled = functools.wraps(quick_gelu)(lambda x: x)
+    vars(compiled)["_torchdynamo_orig_callable"] = uncompiled(quick_gelu)
+    built: Any = fdl.build(Config(Buffers, size=compiled))
+    built.size = quick_gelu
+    assert silent_changes("x", built) == []
+    built.size = abs
+    assert len(silent_changes("x", built)) == 1
