@@ -125,7 +125,13 @@ EXAMPLES: tuple[Example, ...] = (
         "weights-are-initialized", "model.config.perform_initialization=False ->resume.restore_config.path=weights"
     ),
     example(
-        "fused-silu-has-a-gate", "model.config.bias_activation_fusion=True->False model.config.gated_linear_unit=False"
+        "fused-activations-have-kernels",
+        "model.config.bias_activation_fusion=True->False model.config.gated_linear_unit=False",
+    ),
+    example(
+        "fused-activations-have-kernels",
+        "model.config.bias_activation_fusion=True->False model.config.activation_func=torch.nn.functional.gelu",
+        recipe="mixtral_8x7b",
     ),
     example(
         "bounded-activation-is-not-fused",

@@ -157,8 +157,11 @@ NOT_DRAWN = re.compile(
     "force_load_balancing|fp8|fp4|inference|offload|cuda_graph|kitchen|paged|hybridep|ncclep|meta_device|ckpt|progress"
 )
 """Booleans that name another run (its precision, without an optimizer, with as much padding as a layout needs) or a GPU's."""
-HOW = re.compile(r"strategy|recompute|fusion|overlap|p2p|cp_comm|saved_activations|deallocate|defer|dispatcher|mem_eff")
-"""Switches that must not change what is computed. The process that layouts are compared with doesn't have them."""
+HOW = re.compile(
+    r"strategy|recompute|(?<!activation_)fusion|overlap|p2p|cp_comm|saved_activations|deallocate|defer|dispatcher|mem_eff"
+)
+"""Switches that must not change what is computed. The process that layouts are compared with doesn't have them. A fused gelu is
+the approximation by tanh."""
 
 
 @configurable

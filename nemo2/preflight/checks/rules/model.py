@@ -93,22 +93,29 @@ def _initialized(facts: Facts) -> Iterator[str]:
         )
 
 
-@MODEL.rule("fused-silu-has-a-gate")
+@MODEL.rule("fused-activations-have-kernels")
 def _fused_activation(facts: Facts) -> Iterator[str]:
-    """`bias_activation_fusion` with silu requires a gate (SwiGLU).
+    """`bias_activation_fusion` requires a kernel for the activation. Plain MLPs have one for gelu and for silu with a gate,
+    experts of Transformer Engine for silu and quick_gelu with a gate.
 
-    Otherwise: The first step fails, because the fused kernel splits its input into two halves.
+    Otherwise: Every rank stops in its first step.
     """
-    if not getattr(facts.model, "bias_activation_fusion", False):
-        return
-    import torch.nn.functional as F
-
-    silu = facts.of_model("activation_func") is F.silu
-    if silu and not facts.of_model("gated_linear_unit") and not facts.has_only_experts:
-        yield (
-            "model.config.bias_activation_fusion=True with ungated silu: the fused kernel is SwiGLU's and requires a "
-            "gate. Set gated_linear_unit=True, or set bias_activation_fusion=False."
-        )
+    function, gated = uncompiled(facts.of_model("activation_func")), facts.of_model("gated_linear_unit")
+    name = getattr(function, "__name__", "")
+    if not getattr(facts.model, "bias_activation_fusion", False) or name not in ("gelu", "silu", "quick_gelu"):
+        return  # Megatron-Core refuses all others
+    has_plain = not facts.has_only_experts or facts.of_model("moe_shared_expert_intermediate_size")
+    interleaved = gated and facts.of_model("moe_mlp_glu_interleave_size")
+    has_experts = facts.of_model("num_moe_experts") and facts.machine.transformer_engine is not None and not interleaved
+    for layers, exist, fused in (
+        ("plain MLPs", has_plain, name == "gelu" or (name == "silu" and gated)),
+        ("experts", has_experts, name != "gelu" and gated),
+    ):
+        if exist and not fused:
+            yield (
+                f"model.config.bias_activation_fusion=True with {'gated' if gated else 'ungated'} {name}: Megatron-Core has no "
+                f"fused kernel of it for {layers}. Set bias_activation_fusion=False."
+            )
 
 
 @MODEL.rule("bounded-activation-is-not-fused")
