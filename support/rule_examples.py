@@ -162,6 +162,10 @@ EXAMPLES: tuple[Example, ...] = (
         f"{TP}=2 strategy.expert_tensor_parallel_size=1 ->{SP}",
         recipe="deepseek_v2_lite",
     ),
+    example(
+        "gates-over-tensor-ranks",
+        f"model.config.attention_output_gate=True->False model.config.num_query_groups=1 {TP}=2",
+    ),
     example("mixers-over-tensor-ranks", f"{TP}=8 {SP} model.config.mamba_num_groups=4->8", recipe="mamba2_8b"),
     example("mixers-over-tensor-ranks", f"{TP}=8 {SP} model.config.mamba_num_heads=100->128", recipe="mamba2_8b"),
     example("mixers-over-tensor-ranks", f"{TP}=8 {SP} model.config.mamba_num_groups=24->32", recipe="mamba2_8b"),
