@@ -85,6 +85,15 @@ EXAMPLES: tuple[Example, ...] = (
     example("torch-shards-what-is-requested", f"trainer.strategy=FSDP2Strategy {FP8}->None"),
     example("torch-shards-what-is-requested", "trainer.strategy=FSDP2Strategy(data_parallel_size=3)->FSDP2Strategy"),
     example("torch-shards-what-is-requested", "trainer.strategy=FSDP2Strategy optim.config.optimizer=muon->adam"),
+    example(
+        "torch-shards-what-is-requested",
+        f"trainer.strategy=FSDP2Strategy {AWARE} optim.config.exp_avg_dtype=torch.bfloat16->torch.float32",
+    ),
+    example(
+        "torch-shards-what-is-requested",
+        f"trainer.strategy=FSDPStrategy {AWARE} optim.config.optimizer_cpu_offload=True->False "
+        "optim.config.optimizer_offload_fraction=1.0",
+    ),
     example("torch-shards-what-is-requested", "trainer.strategy=FSDP2Strategy(tensor_parallel_size=2)->FSDP2Strategy"),
     # Ranks
     example("groups-are-created", f"{CP}=2 model.config.hierarchical_context_parallel_sizes=[2,1]->"),
@@ -158,6 +167,10 @@ EXAMPLES: tuple[Example, ...] = (
         "latent-attention-over-tensor-ranks",
         f"{TP}=2 strategy.expert_tensor_parallel_size=1 ->{SP}",
         recipe="deepseek_v2_lite",
+    ),
+    example(
+        "gates-over-tensor-ranks",
+        f"model.config.attention_output_gate=True->False model.config.num_query_groups=1 {TP}=2",
     ),
     example("mixers-over-tensor-ranks", f"{TP}=8 {SP} model.config.mamba_num_groups=4->8", recipe="mamba2_8b"),
     example("mixers-over-tensor-ranks", f"{TP}=8 {SP} model.config.mamba_num_heads=100->128", recipe="mamba2_8b"),

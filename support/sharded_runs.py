@@ -111,7 +111,8 @@ def train(
         val_check_interval=steps,
         enable_progress_bar=False,
     )
-    model = small_runs.build_llama(distributed=True, schedule=small_runs.cosine(8), **config)
+    options: dict[str, Any] = {"distributed": True, "optimizer": {"log_num_zeros_in_grad": True}}
+    model = small_runs.build_llama(schedule=small_runs.cosine(8), **options | config)
     try:
         with collectives.watched() as watch:
             trainer.fit(model, small_runs.TokenData(), ckpt_path=ckpt_path)

@@ -79,8 +79,8 @@ class ShardedOptimizer(torch.optim.Optimizer):
 
     Args:
         optimizer: The optimizer of the sharded parameters. Its parameter groups and state are shared.
-        config: Megatron-Core's configuration, for ``clip_grad``, ``grad_norm_skip_threshold`` and fp16's loss scale. None:
-            no clipping, no loss scale, and no step is skipped.
+        config: Megatron-Core's configuration, for ``clip_grad``, ``grad_norm_skip_threshold``, ``log_num_zeros_in_grad`` and
+            fp16's loss scale. None: no clipping, no loss scale, and no step is skipped.
         shard_group: The ranks over which gradients in plain tensors are sharded. None: all ranks hold the same
             gradients.
     """
@@ -104,6 +104,9 @@ class ShardedOptimizer(torch.optim.Optimizer):
         self.grad_norm: Optional[float] = None
         """The global gradient norm of the last step before clipping. None before the first step, and after a step whose
         gradients weren't finite."""
+        self.num_zeros_in_grad: Optional[int] = None
+        """The number of zeros in the gradients of the last step. None: not counted (``log_num_zeros_in_grad``), or the step
+        was skipped."""
         self.update_successful: bool = True
         """False if the last step was skipped because its gradients weren't finite (fp16), or were too large."""
 
@@ -141,6 +144,8 @@ class ShardedOptimizer(torch.optim.Optimizer):
         elif not self.update_successful:
             raise RuntimeFault(f"The gradients aren't finite (their norm is {norm}). {NONFINITE_ADVICE}")
         self.update_successful = self.update_successful and norm <= self.skip_threshold
+        counted = self.update_successful and self.config is not None and self.config.log_num_zeros_in_grad
+        self.num_zeros_in_grad = num_zeros(parameters, self.shard_group) if counted else None
         if not self.update_successful:
             return loss
         # Megatron-Core's formula and constant (optimizer/clip_grads.py).
@@ -187,17 +192,31 @@ class ShardedOptimizer(torch.optim.Optimizer):
         self.optimizer.load_state_dict(state_dict)
 
 
-@torch.no_grad()
 def global_norm(parameters: Iterable[Parameter], shard_group: Optional[torch.distributed.ProcessGroup] = None) -> float:
-    """The 2-norm of all gradients together, with each element counted once over all ranks. Every rank must call it.
+    """The 2-norm of all gradients together. Every rank must call it. The arguments are those of `_sum_over_gradients`."""
+    return math.sqrt(_sum_over_gradients(lambda gradient: gradient.float().square().sum(), parameters, shard_group))
+
+
+def num_zeros(parameters: Iterable[Parameter], shard_group: Optional[torch.distributed.ProcessGroup] = None) -> int:
+    """The number of zeros in all gradients together, as Megatron-Core counts them. Every rank must call it."""
+    return int(_sum_over_gradients(lambda gradient: (gradient == 0).sum(), parameters, shard_group))
+
+
+@torch.no_grad()
+def _sum_over_gradients(
+    measure: Callable[[Tensor], Tensor],
+    parameters: Iterable[Parameter],
+    shard_group: Optional[torch.distributed.ProcessGroup],
+) -> float:
+    """The sum of ``measure`` over all gradients, with each element counted once over all ranks.
 
     A gradient may be a DTensor on any mesh, or a plain tensor that is sharded over the ranks of ``shard_group``.
     """
     device = get_backend().device  # of the collectives; offloaded gradients are in host memory
     parameters = list(parameters)
-    squares: dict[Any, Tensor] = {}
+    sums: dict[Any, Tensor] = {}
     if shard_group is not None and parameters:
-        squares[None] = torch.zeros((), device=device)  # a rank may hold no trainable parameter
+        sums[None] = measure(torch.zeros(0, device=device))  # a rank may hold no trainable parameter
     for parameter in parameters:
         gradient = parameter.grad
         if gradient is None:
@@ -211,18 +230,18 @@ def global_norm(parameters: Iterable[Parameter], shard_group: Optional[torch.dis
                 key = None
             else:
                 gradient = gradient.to_local()
-        square = gradient.float().square().sum().to(device)
-        squares[key] = squares[key] + square if key in squares else square
+        value = measure(gradient).to(device)
+        sums[key] = sums[key] + value if key in sums else value
     total = 0.0
-    for key, square in squares.items():
+    for key, value in sums.items():
         if key is not None:
             mesh, cut = key
             for dim in cut:
-                torch.distributed.all_reduce(square, group=mesh.get_group(dim))
+                torch.distributed.all_reduce(value, group=mesh.get_group(dim))
         elif shard_group is not None:
-            torch.distributed.all_reduce(square, group=shard_group)
-        total += float(square)
-    return math.sqrt(total)
+            torch.distributed.all_reduce(value, group=shard_group)
+        total += float(value)
+    return total
 
 
 def _scaler(config: Optional[OptimizerConfig]) -> Optional[Any]:

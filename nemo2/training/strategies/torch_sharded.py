@@ -103,6 +103,18 @@ class TorchShardedStrategy(BaseStrategy):
         None: there is none."""
         if problem := unsupported_optimizer(optimizer):
             yield problem
+        if getattr(optimizer, "optimizer_cpu_offload", False):
+            yield (
+                f"optim.config.optimizer_cpu_offload=True with {type(self).__name__}: torch keeps the optimizer's states where "
+                "it keeps the shards. Set optimizer_cpu_offload=False, and FSDP2Strategy(offload_policy=CPUOffloadPolicy()) or "
+                "FSDPStrategy(cpu_offload=True), or use MegatronStrategy."
+            )
+        for name in ("main_params_dtype", "exp_avg_dtype", "exp_avg_sq_dtype"):
+            if (dtype := getattr(optimizer, name, torch.float32)) is not torch.float32:
+                yield (
+                    f"optim.config.{name}={dtype} with {type(self).__name__}: torch's optimizers keep parameters and moments in "
+                    f"fp32. Leave {name} unset, or use MegatronStrategy."
+                )
         if kind_of(config) != "none":
             yield (
                 f"model.config.cuda_graph_impl={config.cuda_graph_impl!r}{at(config, 'cuda_graph_impl')} with "

@@ -63,6 +63,36 @@ def _latent_attention(facts: Facts) -> Iterator[str]:
     yield from facts.of_layers(layers.mla_needs_sequence_parallel)
 
 
+def _gates_are_whole() -> bool:
+    """Whether a rank that has some query heads of a group would gate them with all of this group's gates, as
+    Megatron-Core 0.16.1 does."""
+    import inspect
+
+    from megatron.core.transformer.attention import SelfAttention
+
+    return "gate = gate[" not in inspect.getsource(SelfAttention.get_query_key_value_tensors)
+
+
+@TENSOR.rule("gates-over-tensor-ranks", in_force=_gates_are_whole)
+def _gates(facts: Facts) -> Iterator[str]:
+    """With `attention_output_gate` the tensor-parallel size must be at most `num_query_groups`.
+
+    Otherwise: Megatron-Core 0.16 raises a RuntimeError in the first step.
+    """
+    groups, tp = facts.of_model("num_query_groups"), facts.layout.tp
+    if (
+        facts.of_model("attention_output_gate")
+        and groups
+        and groups < tp
+        and not facts.of_model("multi_latent_attention")
+    ):
+        yield (
+            f"model.config.attention_output_gate=True with {_SIZE}={tp}: the installed Megatron-Core doesn't split the gates of "
+            f"num_query_groups={groups} groups over more ranks. Set tensor_model_parallel_size to {groups} or less, or install "
+            "Megatron-Core 0.19."
+        )
+
+
 @TENSOR.rule("mixers-over-tensor-ranks", megatron_refuses=True)
 def _mixers(facts: Facts) -> Iterator[str]:
     """The tensor-parallel size must divide the numbers of heads and groups of Mamba mixers, and the groups the heads.

@@ -55,6 +55,8 @@ def test_it_trains_as_one_process_does_with_the_gradient_of_each_parameter(name,
         assert rank[name]["losses"] == pytest.approx(reference["losses"], rel=1e-5)
         assert rank[name]["norms"] == pytest.approx(reference["norms"], rel=1e-4)
         assert rank[name]["val_losses"] == pytest.approx(reference["val_losses"], rel=1e-5)
+        assert rank[name]["metrics"]["num_zeros_in_grad"] == reference["metrics"]["num_zeros_in_grad"]
+    assert expected["plain"]["metrics"]["num_zeros_in_grad"] > 0  # rows of tokens that no sample has
     assert len(set(reference["losses"])) == 4
     gradients = sharded_runs.whole([reference["gradients"]])
     actual = sharded_runs.whole([rank[name]["gradients"] for rank in ranks])
