@@ -28,6 +28,7 @@ from torch import Tensor
 from nemo2.base import ranks
 from nemo2.base.errors import CheckpointError
 from nemo2.checkpoint.foreign_files import NEMO_STATE, is_nemo
+from nemo2.mcore.optim.lr_scheduler import LR_FACTOR
 
 if TYPE_CHECKING:
     from nemo2.checkpoint.shards import Shard
@@ -112,7 +113,7 @@ def prepare_load(loaded: Any, whole: Any) -> Any:
             part.setdefault(_COPIES, [[] for _ in copies])
         groups = inner.get("param_groups", ()) if isinstance(inner, dict) else ()
         for kind in {_kind(group) for group in groups}:
-            # Several groups of a kind differ in their peaks alone (decoupled_lr), and have the same order in every run.
+            # Several groups of a kind differ in their peaks and factors alone, which are the run's.
             saved, own = ([group for group in of if _kind(group) == kind] for of in (groups, one.param_groups))
             for group, mine in zip(saved, own, strict=True) if len(saved) == len(own) else ():
                 peaks = {name: mine.get(name) for name in _PEAKS}
@@ -276,6 +277,7 @@ def keep_settings(groups: Iterable[dict[str, Any]], own: Iterable[dict[str, Any]
     """Give loaded parameter groups the settings of the run, ``own``. Only the number of updates is the checkpoint's; a
     schedule sets the rate again."""
     for group, before in zip(groups, own, strict=True):
+        group.pop(LR_FACTOR, None)  # groups that differ in it alone are taken for each other
         group.update({name: value for name, value in before.items() if name not in ("params", "step")})
 
 

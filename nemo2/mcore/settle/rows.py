@@ -5,6 +5,7 @@
 applies to all; different values in two are a conflict. Reasons without a source are Megatron-LM's (arguments.py).
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import fields
 from inspect import signature
@@ -158,6 +159,12 @@ MEGATRON_FSDP: tuple[Row, ...] = (
         "Megatron-Core clips gradients of detached heads by a norm of their own, but here by one norm for the whole model",
         "mtp_detach_heads=False or optim.config.clip_grad=0.0",
         lambda run: run[f"{MODEL}.mtp_num_layers"] and run[f"{OPTIM}.clip_grad"],
+    ),
+    _megatron_fsdp(
+        f"{OPTIM}.grad_norm_skip_threshold",
+        "Megatron-Core skips no step, because only its chains of optimizers do",
+        "grad_norm_skip_threshold=inf",
+        lambda run: run[f"{OPTIM}.grad_norm_skip_threshold"] < math.inf,
     ),
     _megatron_fsdp(
         f"{DDP}.num_distributed_optimizer_instances",

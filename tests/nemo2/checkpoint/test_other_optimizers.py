@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 import torch
+from megatron.core.optimizer import OptimizerConfig
 
 import nemo2 as nl
 from nemo2.base.errors import CheckpointError
 from nemo2.checkpoint.optimizer_forms import completed
 from nemo2.mcore.optim.base import OptimizerModule
+from nemo2.mcore.optim.megatron import MegatronOptimizerModule
 from nemo2.mcore.optim.pytorch import PytorchOptimizerModule
 from support import small_runs
 
@@ -155,6 +157,30 @@ def test_embeddings_keep_their_own_rate_under_another_strategy(run_on_ranks, tmp
     [resumed] = run_on_ranks(with_two_rates, 1, str(tmp_path))
     [expected] = run_on_ranks(uninterrupted, 1, decoupled_lr=3e-3)
     assert resumed == pytest.approx(expected, rel=1e-6)
+
+
+def scaled(distributed: bool) -> OptimizerModule:
+    """Two groups without weight decay: the norms before attention at ten times the rate, and the others."""
+    config = OptimizerConfig(optimizer="adam", lr=1e-2, weight_decay=0.1, use_distributed_optimizer=distributed)
+    return MegatronOptimizerModule(
+        config,
+        lr_scheduler=small_runs.cosine(4),
+        scale_lr_cond=lambda name, parameter: "input_layernorm" in name,
+        lr_mult=10.0,
+    )
+
+
+def with_a_scaled_group(directory: str) -> tuple[list[float], list[float]]:
+    """Losses of four steps, and of a run whose optimizer another kind goes on with after two."""
+    whole = run(str(Path(directory) / "whole"), scaled(False))["losses"]
+    whole += run(str(Path(directory) / "whole"), scaled(False), resume=True)["losses"]
+    resumed = run(str(Path(directory) / "other"), scaled(True), distributed=True)["losses"]
+    return whole, resumed + run(str(Path(directory) / "other"), scaled(False), resume=True)["losses"]
+
+
+def test_only_the_scaled_group_has_its_rate_after_a_resume(run_on_ranks, tmp_path):
+    [(whole, resumed)] = run_on_ranks(with_a_scaled_group, 1, str(tmp_path))
+    assert resumed == pytest.approx(whole, rel=1e-6)
 
 
 def test_a_group_gets_the_settings_of_its_optimizer_in_a_chain():

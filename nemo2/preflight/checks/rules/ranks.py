@@ -170,10 +170,11 @@ def _sharded(facts: Facts) -> Iterator[str]:
 @SIZES.settled("megatron-fsdp-runs-what-is-requested")
 def _megatron_fsdp() -> None:
     """`distribute_saved_activations` cannot be used with Megatron-FSDP that shards parameters, nor `mtp_detach_heads` with
-    Megatron-FSDP and a clipped norm. Several instances of its optimizer overlap the reduction of gradients.
+    Megatron-FSDP and a clipped norm, nor `grad_norm_skip_threshold`. Several instances of its optimizer overlap the reduction of
+    gradients.
 
-    Otherwise: The first backward ends in an AssertionError, gradients are clipped by another norm, or each instance has
-    gradients of its own.
+    Otherwise: The first backward ends in an AssertionError, gradients are clipped by another norm, no step is skipped, or each
+    instance has gradients of its own.
     """
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import fiddle as fdl
 import pytest
+from megatron.core.optimizer import OptimizerConfig
 from megatron.core.transformer.transformer_config import TransformerConfig
 
 from nemo2.base.errors import ConfigError
@@ -136,6 +137,17 @@ def test_megatron_core_refuses_the_broken_recipe(example: Example, megatron: dic
 def test_models_that_torch_shards_are_judged_by_the_rules_of_layouts_too(changes: str, rule: str) -> None:
     case = Case(recipe="llama_tiny", changes=("trainer.strategy=FSDP2Strategy", *changes.split()), devices=2)
     assert [problem.rule for problem in problems_of(case)] == [rule]
+
+
+@pytest.mark.skipif(
+    not hasattr(OptimizerConfig, "grad_norm_skip_threshold"), reason="Megatron-Core has no such threshold"
+)
+@pytest.mark.parametrize(("threshold", "rules"), [("1.0", ["megatron-fsdp-runs-what-is-requested"]), ("inf", [])])
+def test_megatron_fsdp_skips_no_steps(threshold: str, rules: list[str]) -> None:
+    layout = ("tensor_model_parallel_size=1", "sequence_parallel=False", "fsdp=megatron")
+    changes = (*(f"strategy.{one}" for one in layout), f"optim.config.grad_norm_skip_threshold={threshold}")
+    case = Case(recipe="llama_tiny", changes=changes, devices=2)
+    assert [problem.rule for problem in problems_of(case)] == rules
 
 
 def test_where_all_layers_have_experts_only_the_experts_width_is_cut(run_on_ranks: Any) -> None:
