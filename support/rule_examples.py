@@ -258,6 +258,12 @@ EXAMPLES: tuple[Example, ...] = (
         recipe="deepseek_v2_lite",
     ),
     example("best-of-group-needs-plain-router", "model.config.moe_router_fusion=True->False", recipe="deepseek_v2"),
+    example("experts-have-no-post-norm", "model.config.post_sublayer_layernorm=True->False", recipe="deepseek_v2_lite"),
+    example(
+        "padded-experts-within-tokens",
+        "model.config.moe_pad_expert_input_to_capacity=True model.config.moe_expert_capacity_factor=11.0->10.5",
+        recipe="deepseek_v2_lite",
+    ),
     example("router-picks-what-there-is", "model.config.moe_router_topk=65->64", recipe="deepseek_v2_lite"),
     example(
         "balancing-losses-have-their-weights",
@@ -661,7 +667,7 @@ EXAMPLES: tuple[Example, ...] = (
     # Optional packages
     example(
         "plain-layers-can-do-it",
-        "model.config.num_moe_experts=4 model.config.post_sublayer_layernorm=True->",
+        "model.config.qk_clip=True->False",
         recipe="llama_tiny",
         here=True,
     ),

@@ -41,6 +41,15 @@ class ConfigError(Nemo2Error, ValueError):
         self.rules = rules
 
 
+class CannotBuild(ConfigError):
+    """Building a rank of a recipe that breaks no rule ends in an error of Megatron-Core, in a rehearsal as in a run."""
+
+    RULE = "ranks-can-be-built"
+
+    def __init__(self, *message: object) -> None:
+        super().__init__(*message, rule=self.RULE)
+
+
 class UnsetFieldError(ConfigError, AttributeError):
     """A required field of a recipe is read before it is set."""
 

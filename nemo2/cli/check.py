@@ -9,7 +9,7 @@ import typer
 
 from nemo2.base.columns import columns, folded
 from nemo2.base.counts import counted
-from nemo2.base.errors import ConfigError
+from nemo2.base.errors import CannotBuild, ConfigError
 from nemo2.base.place import is_terminal
 from nemo2.cli.adapter import Result
 from nemo2.cli.commands import not_with
@@ -50,9 +50,12 @@ def check(
     if not verdict["problems"]:
         from nemo2.preflight.planner.fit import fit_of
 
-        fit = fit_of(recipe, machine)
-        again = _same_recipe(name, overrides or [], options=options)
-        if fit is None and not machine.local:
+        fit, again = None, _same_recipe(name, overrides or [], options=options)
+        try:
+            fit = fit_of(recipe, machine)
+        except CannotBuild as error:
+            verdict["problems"] = [{"rule": error.rule, "topic": "The ranks", "message": str(error)}]
+        if fit is None and not (machine.local or verdict["problems"]):
             verdict["unjudged"] = (
                 "memory: this recipe can't be rehearsed, and there is no formula for it; "
                 f"`nemo2 rehearse {again}` says why"

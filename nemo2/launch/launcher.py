@@ -13,7 +13,7 @@ import nemo_run
 
 from nemo2.base.advice import advice, own_data, print_warning
 from nemo2.base.counts import require_counts
-from nemo2.base.errors import ConfigError, RuntimeFault
+from nemo2.base.errors import CannotBuild, ConfigError, RuntimeFault
 from nemo2.base.names import safe_name
 from nemo2.checkpoint.auto_resume import refuse_unresumable
 from nemo2.data.mock import is_mock
@@ -235,7 +235,13 @@ def _refuse_too_large(recipe: Any, machine: Machine, *, force: bool) -> None:
     unknown."""
     from nemo2.preflight.planner.fit import fit_of
 
-    fit = fit_of(recipe, machine)
+    try:
+        fit = fit_of(recipe, machine)
+    except CannotBuild as error:
+        if not force:
+            raise
+        print_warning(str(error))
+        return
     if fit is None or fit.fits:
         return
     finding = f"the run's memory: {fit.sentence()}."

@@ -123,7 +123,11 @@ def moe_problems(config: Any) -> list[str]:
     """Requirements of expert layers."""
     if not config.num_moe_experts:
         return []
-    problems = experts_cut_only_where_shared(config) + experts_need_sequence_parallel(config)
+    problems = [
+        *experts_cut_only_where_shared(config),
+        *experts_need_sequence_parallel(config),
+        *experts_have_no_post_norm(config),
+    ]
     if config.moe_token_dispatcher_type == "flex":
         problems.append(
             "moe_token_dispatcher_type='flex' requires the GPU kernels of DeepEP or HybridEP. Set "
@@ -133,11 +137,6 @@ def moe_problems(config: Any) -> list[str]:
         problems.append(
             f"moe_latent_size={config.moe_latent_size}: Megatron-Core builds latent projections from layers of "
             f"Transformer Engine ({why_missing('transformer_engine')}). Set moe_latent_size=None."
-        )
-    if getattr(config, "post_sublayer_layernorm", False):
-        problems.append(
-            "post_sublayer_layernorm=True normalizes the output of dense layers and does not apply to single experts. "
-            "Set num_moe_experts=None or post_sublayer_layernorm=False."
         )
     return problems
 
@@ -183,6 +182,30 @@ def experts_need_sequence_parallel(config: Any) -> list[str]:
         f"num_moe_experts={config.num_moe_experts} with tensor_model_parallel_size={tp} requires "
         "sequence_parallel=True, because Megatron-Core's dispatchers expect a different part of the sequence on each "
         "tensor-parallel rank. Set sequence_parallel=True."
+    ]
+
+
+def experts_have_no_post_norm(config: Any) -> list[str]:
+    """The requirement of ``post_sublayer_layernorm`` with any kind of layer, because it normalizes the output of the last
+    projection of a dense layer. Transformer Engine's grouped experts would go without."""
+    if not config.num_moe_experts or not getattr(config, "post_sublayer_layernorm", False):
+        return []
+    return [
+        "post_sublayer_layernorm=True normalizes the output of dense layers and does not apply to single experts. "
+        "Set num_moe_experts=None or post_sublayer_layernorm=False."
+    ]
+
+
+def padded_experts_within_tokens(config: Any) -> list[str]:
+    """The requirement of ``moe_pad_expert_input_to_capacity`` with any kind of layer. Megatron-Core fills an expert with
+    tokens of its rank, each at most once (`megatron.core.transformer.moe.moe_utils.permute`)."""
+    factor, topk, experts = config.moe_expert_capacity_factor, config.moe_router_topk, config.num_moe_experts
+    if not (experts and factor and config.moe_pad_expert_input_to_capacity) or factor * topk <= experts:
+        return []
+    return [
+        f"moe_expert_capacity_factor={factor} with moe_pad_expert_input_to_capacity=True and moe_router_topk={topk} gives "
+        f"each of the {experts} experts room for more tokens than there are. Set moe_expert_capacity_factor to "
+        f"{experts / topk:g} or less, or moe_pad_expert_input_to_capacity=False."
     ]
 
 

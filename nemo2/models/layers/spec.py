@@ -30,7 +30,13 @@ from nemo2.base.errors import ConfigError
 from nemo2.models.layers.attention import SDPAttention
 from nemo2.models.layers.norm import KeyNormOverHeads, QueryNormOverHeads, TorchNorm
 from nemo2.models.layers.notices import say_once
-from nemo2.models.layers.rules import best_of_group_needs_plain_router, layer_problems, mla_problems, refuse
+from nemo2.models.layers.rules import (
+    best_of_group_needs_plain_router,
+    experts_have_no_post_norm,
+    layer_problems,
+    mla_problems,
+    refuse,
+)
 
 
 def layer_spec(config: TransformerConfig, *, vp_stage: Optional[int] = None) -> ModuleSpec:
@@ -49,7 +55,7 @@ def layer_spec(config: TransformerConfig, *, vp_stage: Optional[int] = None) -> 
         if cost := get_backend().plain_layers():
             say_once(cost)
         return local_layer_spec(config, vp_stage=vp_stage)
-    refuse([*mla_problems(config), *best_of_group_needs_plain_router(config)])
+    refuse([*mla_problems(config), *best_of_group_needs_plain_router(config), *experts_have_no_post_norm(config)])
     block = _with_norms(_block(config, use_transformer_engine=True, vp_stage=vp_stage), config)
     return completed(ModuleSpec(module=TransformerBlock, submodules=block), config)
 

@@ -9,7 +9,7 @@ asks again.
 
 import copy
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import fiddle as fdl
@@ -31,6 +31,7 @@ MOST_CHANGES = 3
 FURTHEST = 6
 """How far from a number of the recipe its neighbours are tried."""
 _OWN = str(Path(nemo2.__file__).parent)
+Refused = Callable[[Facts], list[str]]
 _PATHS = ("model.config", "strategy", "trainer.plugins", "optim.config", "strategy.ddp_config")
 
 
@@ -41,20 +42,29 @@ def refused(facts: Facts) -> list[str]:
     return list(dict.fromkeys(" ".join(text.split()) for text in words))
 
 
-def refusals(facts: Facts, others: Sequence[Rule]) -> Iterator[str]:
-    """Messages for the settings that the installed Megatron-Core refuses, also for those behind its first refusal. No change that
-    breaks one of ``others`` is offered."""
+def refusals(
+    facts: Facts, others: Sequence[Rule], *, refused: Refused = refused, only_of_user: bool = False
+) -> Iterator[str]:
+    """Messages for the settings that the installed Megatron-Core refuses, also for those behind its first refusal.
+
+    Args:
+        others: Rules that no offered change may break.
+        refused: What Megatron-Core refuses of a recipe, in its own words.
+        only_of_user: Only change what the user set or Megatron-Core names, where ``refused`` takes its time.
+    """
     for _ in range(MOST_ROUNDS):
         if not (reasons := refused(facts)):
             return
-        changes = _accepted_changes(facts, reasons[0], others)
+        changes = _accepted_changes(facts, reasons[0], others, refused, only_of_user=only_of_user)
         yield _message(facts, reasons[0], [setting for setting, _ in changes])
         if not changes:
             return
         facts = changes[0][1]
 
 
-def _accepted_changes(facts: Facts, reason: str, others: Sequence[Rule]) -> list[tuple[Setting, Facts]]:
+def _accepted_changes(
+    facts: Facts, reason: str, others: Sequence[Rule], refused: Refused, *, only_of_user: bool
+) -> list[tuple[Setting, Facts]]:
     """Single changes with which Megatron-Core accepts the recipe, or with which it at least doesn't say this."""
     accepted: list[tuple[Setting, Facts]] = []
     further: list[tuple[Setting, Facts]] = []
@@ -68,6 +78,8 @@ def _accepted_changes(facts: Facts, reason: str, others: Sequence[Rule]) -> list
         if len(accepted) == MOST_CHANGES:
             break
         if accepted and changed_by_user and not (by_user or alternative):
+            continue
+        if only_of_user and not (by_user or _is_named(setting.name, reason)):
             continue
         for changed in _other_values(facts, setting, reason):
             recipe = copy.deepcopy(facts.recipe)

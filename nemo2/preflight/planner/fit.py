@@ -19,7 +19,7 @@ from typing import Any, Optional
 import fiddle as fdl
 
 from nemo2.base.backend.extras import version_of
-from nemo2.base.errors import CheckpointError, ConfigError, RuntimeFault
+from nemo2.base.errors import CannotBuild, CheckpointError, ConfigError, RuntimeFault
 from nemo2.base.files import replacing
 from nemo2.base.gpus import DEFAULT, GPU, HEADROOM, gpu
 from nemo2.base.place import OF_A_RANK
@@ -51,6 +51,9 @@ def fit_of(recipe: Any, machine: Machine, *, headroom: float = HEADROOM) -> Opti
         machine: The machine of the run. GPUs of an unknown kind count as `DEFAULT`, and the answer is marked
             ``assumed``.
         headroom: The fraction of the GPU that must stay free.
+
+    Raises:
+        CannotBuild: Megatron-Core or nemo2 refuses to build a rank.
     """
     if machine.accelerator != "cuda":
         return None
@@ -58,6 +61,10 @@ def fit_of(recipe: Any, machine: Machine, *, headroom: float = HEADROOM) -> Opti
     try:
         ranks = _rehearsed(recipe)
         needed = float(peak_of(ranks))
+    except CannotBuild as error:
+        from nemo2.preflight.rehearse.job import cannot_build
+
+        raise cannot_build(recipe, machine, error, rehearse_ranks) from error
     except Exception as error:
         why = str(error).strip().partition("\n")[0] or type(error).__name__
         try:
@@ -133,7 +140,10 @@ def _rehearse_elsewhere(recipe: Any) -> Ranks:
     )
     if done.returncode:
         raise RuntimeFault((done.stderr.strip() or f"exit code {done.returncode}").splitlines()[-1])
-    return json.loads(done.stdout.splitlines()[-1])
+    ranks = json.loads(done.stdout.splitlines()[-1])
+    if isinstance(ranks, str):
+        raise CannotBuild(ranks)
+    return ranks
 
 
 def key_of(recipe: Any) -> Optional[str]:
@@ -176,11 +186,14 @@ def _estimated(recipe: Any, chip: GPU) -> tuple[Ranks, float]:
 
 
 def _main() -> None:
-    """What `_rehearse_elsewhere` starts: a recipe comes in, and the bytes of its ranks go out."""
+    """What `_rehearse_elsewhere` starts: a recipe comes in, and the bytes of its ranks go out, or why they can't be built."""
     from nemo_run.core.serialization.zlib_json import ZlibJSONSerializer
 
-    ranks = rehearse_ranks(ZlibJSONSerializer().deserialize(sys.stdin.read()))
-    print("\n" + json.dumps(ranks))
+    try:
+        answer = rehearse_ranks(ZlibJSONSerializer().deserialize(sys.stdin.read()))
+    except CannotBuild as error:
+        answer = str(error)
+    print("\n" + json.dumps(answer))
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, Optional
 
 from nemo2.base.advice import advice
 from nemo2.base.counts import counted
-from nemo2.base.errors import ConfigError
+from nemo2.base.errors import CannotBuild, ConfigError
 from nemo2.base.gpus import HEADROOM
 from nemo2.config import apply_overrides
 from nemo2.config.walk import class_of
@@ -220,7 +220,10 @@ def _legal(subject: Subject, fitting: Sequence[Candidate], limit: int, headroom:
         overrides = overrides_of(subject, one)
         recipe = copy.deepcopy(subject.facts.recipe)
         recipe = apply_overrides(recipe, overrides) or recipe
-        fit = fit_of(recipe, subject.facts.machine, headroom=headroom)
+        try:
+            fit = fit_of(recipe, subject.facts.machine, headroom=headroom)
+        except CannotBuild:
+            continue
         if fit is not None and fit.fits:
             best[one.layout] = dataclasses.replace(one, overrides=overrides, needed=fit.needed)
         if len(best) == limit:

@@ -4,12 +4,12 @@
 import gc
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from nemo2.base.advice import advice
-from nemo2.base.errors import ConfigError
+from nemo2.base.errors import CannotBuild, ConfigError
 from nemo2.base.gpus import DEFAULT, GPU, HEADROOM
 from nemo2.base.noise import silenced
 from nemo2.mcore.parallel.cuda_graphs import kind_of
@@ -17,6 +17,8 @@ from nemo2.mcore.parallel.layout import SIZE_FIELDS, Layout
 from nemo2.mcore.parallel.pipeline_schedule import schedule_of
 from nemo2.mcore.settle import Machine, on, world_of
 from nemo2.preflight.checks import check_recipe
+from nemo2.preflight.checks.facts import Facts, read_facts
+from nemo2.preflight.checks.megatron import refusals
 from nemo2.preflight.rehearse.advice import smallest_change
 from nemo2.preflight.rehearse.counts import RankRehearsal, Rehearsal, Verdict, parts_of, peak_of
 from nemo2.preflight.rehearse.stage import computes_in_eight_bits, keeps_weights_in_eight_bits, rehearse_rank, stages_of
@@ -48,7 +50,7 @@ def rehearse(
         check: First reject recipes that `nemo2 check` rejects.
 
     Raises:
-        ConfigError: the recipe breaks a rule, or its strategy can't be rehearsed.
+        ConfigError: the recipe breaks a rule, its strategy can't be rehearsed, or its ranks can't be built.
         RuntimeFault: this process sees a GPU.
     """
     started = time.perf_counter()
@@ -60,9 +62,15 @@ def rehearse(
     if check:
         check_recipe(recipe)
     with quietly():
-        ranks = tuple(
-            rehearse_rank(recipe, stage=stage, kernels=kernels) for stage in stages_of(recipe, every=all_stages)
-        )
+
+        def all_ranks(recipe: Any) -> tuple[RankRehearsal, ...]:
+            stages = stages_of(recipe, every=all_stages)
+            return tuple(rehearse_rank(recipe, stage=stage, kernels=kernels) for stage in stages)
+
+        try:
+            ranks = all_ranks(recipe)
+        except CannotBuild as error:
+            raise cannot_build(recipe, machine, error, all_ranks) from error
         verdict = verdict_on(ranks, gpu, headroom)
         if advice and not verdict.fits:
             verdict = smallest_change(recipe, ranks, verdict, kernels=kernels)
@@ -91,6 +99,22 @@ def rehearse(
         seconds=time.perf_counter() - started,
         notes=notes_of(recipe, kernels),
     )
+
+
+def cannot_build(recipe: Any, machine: Machine, error: CannotBuild, rehearse: Callable[[Any], Any]) -> CannotBuild:
+    """The error that names the settings with which ``rehearse`` can't build a rank. ``error``: what it raised."""
+
+    def refused(facts: Facts) -> list[str]:
+        try:
+            rehearse(facts.recipe)
+        except CannotBuild as error:
+            return [str(error)]
+        except Exception:  # the rank is built, and what its step lacks is another question
+            return []
+        return []
+
+    facts = read_facts(recipe, machine=machine)
+    return CannotBuild("\n".join(refusals(facts, (), refused=refused, only_of_user=True)) or str(error))
 
 
 def verdict_on(ranks: tuple[RankRehearsal, ...], gpu: GPU, headroom: float) -> Verdict:

@@ -9,10 +9,14 @@ repeats itself after its warm-up. Counts that grow with the micro-batches are sc
 
 import contextlib
 import gc
+import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Optional
 
+import lightning.pytorch as pl
+import megatron.core
 import torch
 from lightning.fabric.plugins.environments.torchelastic import TorchElasticEnvironment
 from lightning.pytorch.callbacks import Checkpoint, ProgressBar
@@ -25,6 +29,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from nemo2.base.backend.patching import Patch
 from nemo2.base.backend.te_stub import transformer_engine_stub
+from nemo2.base.errors import CannotBuild, Nemo2Error, message_of
 from nemo2.base.variables import environment
 from nemo2.mcore.parallel.groups import destroy_model_parallel
 from nemo2.preflight.rehearse.meta_backend import META, rehearsing
@@ -101,7 +106,7 @@ def _run(model: Any, data: Any, trainer: Any, *, microbatches: Optional[int]) ->
     try:
         with tracker, _passes(tracker), contextlib.ExitStack() as torn_down:
             with tracker.part("build"):
-                torn_down.enter_context(_set_up(model, data, trainer))
+                _set_up(model, data, trainer, torn_down)
             parallel = strategy.megatron_parallel
             for chunk in parallel.unwrapped:
                 if hasattr(chunk, "output_layer"):
@@ -152,14 +157,47 @@ def _run(model: Any, data: Any, trainer: Any, *, microbatches: Optional[int]) ->
     )
 
 
-def _set_up(model: Any, data: Any, trainer: Any) -> contextlib.AbstractContextManager[Any]:
-    """Set the rank up with `set_up` on meta tensors, without writing to disk."""
-    strategy = trainer.strategy
+def _set_up(model: Any, data: Any, trainer: Any, torn_down: contextlib.ExitStack) -> None:
+    """Set the rank up with `set_up` on meta tensors, without writing to disk.
+
+    Raises:
+        CannotBuild: the rank of a run would end in this error too.
+        Exception: another error, also of a callback, which may need what only the run's machine has.
+    """
+    strategy, last = trainer.strategy, _LastCallback()
     strategy.replace_progress_bar = False
     strategy.cluster_environment = _Environment(trainer.num_devices)
     strategy._groups["create_gloo_process_groups"] = False
     callbacks = [callback for callback in trainer.callbacks if not isinstance(callback, (Checkpoint, ProgressBar))]
-    return set_up(trainer, model, data, stage="fit", callbacks=callbacks, device=META)
+    try:
+        torn_down.enter_context(set_up(trainer, model, data, stage="fit", callbacks=[*callbacks, last], device=META))
+    except Exception as error:
+        # nemo2's own errors may be of this machine, which lacks the kernels of a GPU.
+        if isinstance(error, Nemo2Error) or not last.is_set_up or not _is_raised_by_a_build(error):
+            raise
+        raise CannotBuild(f"{type(error).__name__}: {message_of(error)}") from error
+
+
+class _LastCallback(pl.Callback):
+    """Tells errors of callbacks from those of the model, the strategy and the optimizer, which are set up after them."""
+
+    is_set_up = False
+
+    def setup(self, trainer: pl.Trainer, pl_module: Any, stage: str) -> None:
+        self.is_set_up = True
+
+
+_OWN = Path(__file__).parents[2]
+_BUILDERS = Path(megatron.core.__file__).parent, _OWN
+_STAND_INS = Path(__file__).parent, _OWN / "base" / "backend"
+
+
+def _is_raised_by_a_build(error: Exception) -> bool:
+    """Whether code that a run executes too raised an error: not what stands in for a GPU, and not PyTorch, which may only
+    lack the values of a meta tensor."""
+    raised_in = Path(traceback.extract_tb(error.__traceback__)[-1].filename)
+    within = [any(map(raised_in.is_relative_to, places)) for places in (_BUILDERS, _STAND_INS)]
+    return within == [True, False]
 
 
 def _tensors_of(teaching: DistillationCallback, tracker: Tracker) -> list[Tensor]:

@@ -70,6 +70,25 @@ def _best_of_group(facts: Facts) -> Iterator[str]:
     yield from (f"model.config.{problem}" for problem in facts.of_layers(layers.best_of_group_needs_plain_router))
 
 
+@EXPERTS.rule("experts-have-no-post-norm")
+def _post_norm(facts: Facts) -> Iterator[str]:
+    """`post_sublayer_layernorm` requires dense layers.
+
+    Otherwise: The model raises an error when it is built. With Transformer Engine it would train without norms after experts.
+    """
+    yield from (f"model.config.{problem}" for problem in facts.of_layers(layers.experts_have_no_post_norm))
+
+
+@EXPERTS.rule("padded-experts-within-tokens")
+def _padded(facts: Facts) -> Iterator[str]:
+    """Experts that are padded to their capacity (`moe_pad_expert_input_to_capacity`) require a capacity of no more tokens
+    than a rank has: `moe_expert_capacity_factor` of at most `num_moe_experts` / `moe_router_topk`.
+
+    Otherwise: PyTorch raises an error in the first step.
+    """
+    yield from (f"model.config.{problem}" for problem in facts.of_layers(layers.padded_experts_within_tokens))
+
+
 @EXPERTS.rule("router-picks-what-there-is")
 def _topk(facts: Facts) -> Iterator[str]:
     """A token can be routed to at most as many experts as the model has.

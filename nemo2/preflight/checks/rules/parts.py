@@ -30,6 +30,7 @@ def _plain_layers(facts: Facts) -> Iterator[str]:
         *layers.mla_needs_sequence_parallel(config),
         *layers.experts_cut_only_where_shared(config),
         *layers.experts_need_sequence_parallel(config),
+        *layers.experts_have_no_post_norm(config),
     ]
     for problem in layers.layer_problems(config):
         if problem not in reported:

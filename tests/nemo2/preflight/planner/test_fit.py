@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from lightning.pytorch import Callback
 
 from nemo2 import recipes
 from nemo2.base.errors import ConfigError
@@ -161,3 +162,36 @@ def test_a_launch_refuses_what_does_not_fit(monkeypatch, capsys, tmp_path) -> No
     assert capsys.readouterr().err.count("does not fit") == 2
     with pytest.raises(ConfigError, match="gpu"):
         ClusterSettings(gpu="H1000")
+
+
+def test_what_no_rank_can_build_is_refused(monkeypatch, capsys, tmp_path) -> None:
+    import nemo_run
+
+    from nemo2.base.errors import CannotBuild
+
+    override = "model.config.heterogeneous_block_specs=True"
+    with pytest.raises(CannotBuild, match=f"^{override}.*accepts {override.replace('True', 'False')}") as refused:
+        fit_of(recipe("llama_tiny", override), H100)
+    assert refused.value.rule == "ranks-can-be-built"
+    assert main(["check", "llama_tiny", override, "--json"]) == 2
+    (problem,) = json.loads(capsys.readouterr().out)["problems"]
+    assert problem["rule"] == "ranks-can-be-built" and problem["message"].startswith(override)
+    executor = nemo_run.SlurmExecutor(
+        account="a", partition="p", launcher="torchrun", tunnel=nemo_run.LocalTunnel(job_dir=str(tmp_path))
+    )
+    with pytest.raises(CannotBuild):
+        launch(recipe("llama_tiny", override), executor, gpu="H100", dryrun=True)
+    assert launch(recipe("llama_tiny", override), executor, gpu="H100", dryrun=True, force=True).status == "dryrun"
+    assert main(["rehearse", "llama_tiny", override]) == 2
+    assert override in capsys.readouterr().err
+
+
+def test_a_callback_that_needs_its_machine_is_no_refusal() -> None:
+    class Prepared(Callback):
+        def setup(self, *_: Any) -> None:
+            raise FileNotFoundError("/cluster/file")
+
+    made = recipe("llama3_8b", "model.config.num_layers=1")
+    made.trainer.callbacks.append(Prepared())
+    found = fit_of(made, H100)
+    assert found is not None and "/cluster/file" in found.why
