@@ -33,3 +33,18 @@ def attention_chosen_anew() -> Generator[None, None, None]:
         else:
             _set_for_the_last_model.clear()
             _set_for_the_last_model.update(now)
+
+
+@contextmanager
+def attention_restored() -> Generator[None, None, None]:
+    """A context after which the variables are those before it, because no model of it stays in use."""
+    before, last = {name: os.environ.get(name) for name in VARIABLES}, dict(_set_for_the_last_model)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
+        _set_for_the_last_model.clear()
+        _set_for_the_last_model.update(last)

@@ -27,6 +27,7 @@ from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParall
 from torch import Tensor, nn
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from nemo2.base.backend.attention_variables import attention_restored
 from nemo2.base.backend.patching import Patch
 from nemo2.base.backend.te_stub import transformer_engine_stub
 from nemo2.base.errors import CannotBuild, Nemo2Error, message_of
@@ -80,7 +81,7 @@ def run_rank(
             one for the forward, and one transposed for the backward.
     """
     stub = transformer_engine_stub() if as_on_gpu else contextlib.nullcontext()
-    with stub, rehearsing(as_on_gpu=as_on_gpu, patches=patches), _world(rank, world_size):
+    with stub, attention_restored(), rehearsing(as_on_gpu=as_on_gpu, patches=patches), _world(rank, world_size):
         try:
             ran = _run(*parts(), microbatches=microbatches)
             if weights_in_eight_bits:

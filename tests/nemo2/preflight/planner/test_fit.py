@@ -2,6 +2,7 @@
 """One answer on memory for every command: the rehearsal's."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -123,10 +124,12 @@ def test_a_changed_recipe_is_rehearsed_once(monkeypatch: pytest.MonkeyPatch) -> 
     assert first.needed < peak_of(rehearsed()["llama3_8b"]["ranks"])
 
 
-def test_a_rehearsal_prepares_no_data(tmp_path: Path) -> None:
+def test_a_rehearsal_prepares_no_data_and_leaves_no_variable(tmp_path: Path) -> None:
+    before = dict(os.environ)
     made = fit_of(recipe("llama_tiny", "model.config.num_layers=1"), H100)
     assert made is not None and made.why == ""
     assert {one.name for one in tmp_path.iterdir()} == {"rehearsed"}
+    assert dict(os.environ) == before  # Megatron-Core chooses Transformer Engine's attention by variables
 
 
 @pytest.mark.usefixtures("warm_interpreter")
