@@ -265,6 +265,7 @@ EXAMPLES: tuple[Example, ...] = (
         recipe="deepseek_v2_lite",
     ),
     example("router-picks-what-there-is", "model.config.moe_router_topk=65->64", recipe="deepseek_v2_lite"),
+    example("router-picks-what-there-is", "model.config.moe_router_num_groups=256->128", recipe="deepseek_v3"),
     example(
         "balancing-losses-have-their-weights",
         "model.config.moe_aux_loss_coeff=[0.1,0.1]->0.1",
@@ -677,6 +678,9 @@ EXAMPLES: tuple[Example, ...] = (
         recipe="mixtral_8x7b",
         launched=(8, 8),
         here=True,
+    ),
+    example(
+        "ring-exchange-is-installed", "model.config.use_ring_exchange_p2p=True->False", recipe="llama_tiny", here=True
     ),
     example(
         "logger-is-installed",

@@ -173,8 +173,8 @@ def _set_up(model: Any, data: Any, trainer: Any, torn_down: contextlib.ExitStack
     try:
         torn_down.enter_context(set_up(trainer, model, data, stage="fit", callbacks=[*callbacks, last], device=META))
     except Exception as error:
-        # nemo2's own errors may be of this machine, which lacks the kernels of a GPU.
-        if isinstance(error, Nemo2Error) or not last.is_set_up or not _is_raised_by_a_build(error):
+        # nemo2's own errors may be of this machine, which lacks the kernels of a GPU, and PyTorch's of tensors without values.
+        if isinstance(error, Nemo2Error | RuntimeError) or not last.is_set_up or not _is_raised_by_a_build(error):
             raise
         raise CannotBuild(f"{type(error).__name__}: {message_of(error)}") from error
 
@@ -194,8 +194,7 @@ _STAND_INS = Path(__file__).parent, _OWN / "base" / "backend"
 
 
 def _is_raised_by_a_build(error: Exception) -> bool:
-    """Whether code that a run executes too raised an error: not what stands in for a GPU, and not PyTorch, which may only
-    lack the values of a meta tensor."""
+    """Whether code that a run executes too raised an error, and not what stands in for a GPU."""
     raised_in = Path(traceback.extract_tb(error.__traceback__)[-1].filename)
     within = [any(map(raised_in.is_relative_to, places)) for places in (_BUILDERS, _STAND_INS)]
     return within == [True, False]

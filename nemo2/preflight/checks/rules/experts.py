@@ -91,15 +91,23 @@ def _padded(facts: Facts) -> Iterator[str]:
 
 @EXPERTS.rule("router-picks-what-there-is")
 def _topk(facts: Facts) -> Iterator[str]:
-    """A token can be routed to at most as many experts as the model has.
+    """A token can be routed to at most as many experts as the model has, and as the chosen groups of experts have.
 
-    Otherwise: PyTorch raises an error in the first step.
+    Otherwise: PyTorch raises an error in the first step, or tokens go to experts of other groups.
     """
     experts, topk = facts.of_model("num_moe_experts"), facts.of_model("moe_router_topk")
     if is_count(experts) and is_count(topk) and topk > experts:
         yield (
             f"model.config.moe_router_topk={topk} is more than model.config.num_moe_experts={experts}. Set "
             f"moe_router_topk to {experts} or less."
+        )
+    groups, of_groups = facts.of_model("moe_router_num_groups"), facts.of_model("moe_router_group_topk")
+    if not all(map(is_count, (experts, topk, groups, of_groups))):
+        return
+    if topk > (within := of_groups * (experts // groups)):
+        yield (
+            f"model.config.moe_router_topk={topk} is more than the {within} experts in {of_groups} (moe_router_group_topk) of "
+            f"{groups} groups (moe_router_num_groups). Set moe_router_group_topk to more, or moe_router_num_groups to less."
         )
 
 

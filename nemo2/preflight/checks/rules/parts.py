@@ -5,6 +5,8 @@ import copy
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import torch
+
 from nemo2.base.backend.extras import has
 from nemo2.config.walk import class_of
 from nemo2.models.layers import rules as layers
@@ -51,6 +53,19 @@ def _dispatcher(facts: Facts) -> Iterator[str]:
             f"model.config.moe_token_dispatcher_type='flex' with moe_flex_dispatcher_backend={backend!r} requires the package "
             "deep_ep, which is not installed. Install it (github.com/deepseek-ai/DeepEP), or set "
             "moe_token_dispatcher_type='alltoall'."
+        )
+
+
+@PARTS.rule("ring-exchange-is-installed", local=True)
+def _ring_exchange(facts: Facts) -> Iterator[str]:
+    """`use_ring_exchange_p2p` requires a PyTorch that was built with `torch.distributed.ring_exchange`.
+
+    Otherwise: Every rank raises an AttributeError at its first message to another stage.
+    """
+    if facts.of_model("use_ring_exchange_p2p") and not hasattr(torch.distributed, "ring_exchange"):
+        yield (
+            "model.config.use_ring_exchange_p2p=True requires torch.distributed.ring_exchange, which the installed PyTorch does "
+            "not have. Set use_ring_exchange_p2p=False."
         )
 
 
