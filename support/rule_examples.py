@@ -363,6 +363,10 @@ EXAMPLES: tuple[Example, ...] = (
         "averages-are-of-losses-not-tokens",
         "strategy.ddp.average_in_collective=True->False model.config.calculate_per_token_loss=True",
     ),
+    example(
+        "fp32-sums-are-of-one-optimizers-shards",
+        "strategy.ddp.reduce_scatter_with_fp32_accumulation=True strategy.num_distributed_optimizer_instances=2->1",
+    ),
     example("tensor-overlap-needs-sequence-parallel", f"model.config.tp_comm_overlap=True {TP}=2", OVERLAPPED),
     example(
         "userbuffers-carry-the-format",

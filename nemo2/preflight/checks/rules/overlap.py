@@ -78,6 +78,15 @@ def _average(facts: Facts) -> Iterator[str]:
         )
 
 
+@OVERLAP.settled("fp32-sums-are-of-one-optimizers-shards")
+def _fp32_sums_are_of_one_optimizers_shards() -> None:
+    """`reduce_scatter_with_fp32_accumulation` requires the distributed optimizer, with one instance and without Megatron-FSDP.
+    With virtual stages that share an embedding, it excludes `overlap_grad_reduce`.
+
+    Otherwise: Megatron-Core raises an AssertionError, or does not sum in fp32, without an error.
+    """
+
+
 @OVERLAP.rule("tensor-overlap-needs-sequence-parallel")
 def _tensor(facts: Facts) -> Iterator[str]:
     """`tp_comm_overlap` on the model requires tensor and sequence parallelism.
