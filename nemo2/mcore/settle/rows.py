@@ -329,6 +329,8 @@ ACTIVATIONS: tuple[Row, ...] = (
 
 ONE_BUCKET = "overlap_grad_reduce is off, so Megatron-Core puts all gradients into one bucket"
 
+_IN_STEP = f"{OPTIM}.overlap_param_gather_with_optimizer_step"
+
 
 def _has_one_bucket(run: RunSettings) -> bool:
     return not run[_REDUCED] and not run[f"{DDP}.use_megatron_fsdp"]
@@ -359,6 +361,15 @@ BUCKETS: tuple[Row, ...] = (
             and run.layout.interleaved
             and (run[f"{MODEL}.share_embeddings_and_output_weights"] or run[f"{MODEL}.mtp_num_layers"])
         ),
+    ),
+    Conflict(
+        "gather-in-the-step-needs-virtual-stages",
+        (_IN_STEP,),
+        "it updates the first model chunk of a rank and gathers its parameters while it updates the others, which requires "
+        "virtual stages, the distributed optimizer and overlap_param_gather",
+        "Set it to False, or set strategy.virtual_pipeline_model_parallel_size to 2 or more, "
+        "optim.config.use_distributed_optimizer=True and strategy.ddp_config.overlap_param_gather=True.",
+        lambda run: run[_IN_STEP] and not (run.layout.interleaved and run[_DDP_SWITCH] and run[_DDP_GATHER]),
     ),
     Derivation(f"{DDP}.bucket_size", _REDUCED, None, ONE_BUCKET, _has_one_bucket),
 )

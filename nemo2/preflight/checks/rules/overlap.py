@@ -48,20 +48,12 @@ def _one_switch_for_delayed_gradients() -> None:
     """
 
 
-@OVERLAP.rule("gather-in-the-step-needs-virtual-stages")
-def _step(facts: Facts) -> Iterator[str]:
-    """`overlap_param_gather_with_optimizer_step` requires `overlap_param_gather` and virtual stages.
+@OVERLAP.settled("gather-in-the-step-needs-virtual-stages")
+def _gather_in_the_step_needs_virtual_stages() -> None:
+    """`overlap_param_gather_with_optimizer_step` requires virtual stages, the distributed optimizer and `overlap_param_gather`.
 
-    Otherwise: The first model chunk is used before its parameters arrive.
+    Otherwise: Megatron-Core ends in the first step on every rank, or nothing overlaps.
     """
-    requested = facts.of_optimizer("overlap_param_gather_with_optimizer_step")
-    interleaved = facts.layout.pp > 1 and facts.layout.vp is not None and facts.layout.vp > 1
-    if requested and not interleaved:
-        yield (
-            "optim.config.overlap_param_gather_with_optimizer_step=True updates one model chunk while it gathers the "
-            "parameters of the next chunk, but this layout has one chunk per rank. Set it to False, or set "
-            "strategy.virtual_pipeline_model_parallel_size to 2 or more."
-        )
 
 
 @OVERLAP.rule("averages-are-of-losses-not-tokens")

@@ -123,6 +123,9 @@ REFUSED = [
      "gathered-parameters-are-sharded"),
     ("optim.config.use_distributed_optimizer=True strategy.ddp.use_distributed_optimizer=False",
      "one-switch-for-the-distributed-optimizer"),
+    *((f"optim.config.overlap_param_gather_with_optimizer_step=True strategy.ddp.overlap_param_gather=False {other}",
+       "gather-in-the-step-needs-virtual-stages")
+      for other in (f"{PP}=4 {VP}=2", f"{PP}=4 {VP}=2 optim.config.use_distributed_optimizer=False")),
     ("optim.config.optimizer=muon", "distributed-optimizer-is-adams"),
     ("strategy.ddp.delay_wgrad_compute=True", "one-switch-for-delayed-gradients"),
     *((f"strategy.ddp.reduce_scatter_with_fp32_accumulation=True {other}", "fp32-sums-are-of-one-optimizers-shards")
