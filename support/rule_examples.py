@@ -159,6 +159,11 @@ EXAMPLES: tuple[Example, ...] = (
     example("layer-pattern-has-every-layer", "model.config.num_layers=26->", recipe="deepseek_v2_lite"),
     example("layer-pattern-has-every-layer", "model.config.mtp_num_layers=1->None", recipe="nemotronh_4b"),
     # Tensor and sequence parallelism
+    example(
+        "feed-forward-over-tensor-ranks",
+        f"{TP}=2 {SP} model.config.ffn_hidden_size=33 model.config.num_layers=2 model.config.hybrid_override_pattern=-M->*M",
+        recipe="nemotronh_8b",
+    ),
     example("feed-forward-over-tensor-ranks", f"{TP}=2 model.config.ffn_hidden_size=14335->14336"),
     example("sequence-over-tensor-ranks", f"{TP}=8 {CP}=1 {SP} data.seq_length=8188->8184"),
     example("sequence-over-tensor-ranks", f"{TP}=2 {CP}=2 {SP} data.seq_length=8190->8192"),
