@@ -94,6 +94,13 @@ EXAMPLES: tuple[Example, ...] = (
         f"trainer.strategy=FSDPStrategy {AWARE} optim.config.optimizer_cpu_offload=True->False "
         "optim.config.optimizer_offload_fraction=1.0",
     ),
+    example(
+        "torch-shards-what-is-requested", "trainer.strategy=FSDP2Strategy optim.config.overlap_param_gather=True->False"
+    ),
+    example(
+        "torch-shards-what-is-requested",
+        f"trainer.strategy=FSDPStrategy {AWARE} optim.config.main_grads_dtype=torch.bfloat16->torch.float32",
+    ),
     example("torch-shards-what-is-requested", "trainer.strategy=FSDP2Strategy(tensor_parallel_size=2)->FSDP2Strategy"),
     # Ranks
     example("groups-are-created", f"{CP}=2 model.config.hierarchical_context_parallel_sizes=[2,1]->"),
