@@ -94,6 +94,13 @@ EXAMPLES: tuple[Example, ...] = (
         f"trainer.strategy=FSDPStrategy {AWARE} optim.config.optimizer_cpu_offload=True->False "
         "optim.config.optimizer_offload_fraction=1.0",
     ),
+    example(
+        "torch-shards-what-is-requested", "trainer.strategy=FSDP2Strategy optim.config.overlap_param_gather=True->False"
+    ),
+    example(
+        "torch-shards-what-is-requested",
+        f"trainer.strategy=FSDPStrategy {AWARE} optim.config.main_grads_dtype=torch.bfloat16->torch.float32",
+    ),
     example("torch-shards-what-is-requested", "trainer.strategy=FSDP2Strategy(tensor_parallel_size=2)->FSDP2Strategy"),
     # Ranks
     example("groups-are-created", f"{CP}=2 model.config.hierarchical_context_parallel_sizes=[2,1]->"),
@@ -159,6 +166,11 @@ EXAMPLES: tuple[Example, ...] = (
     example("layer-pattern-has-every-layer", "model.config.num_layers=26->", recipe="deepseek_v2_lite"),
     example("layer-pattern-has-every-layer", "model.config.mtp_num_layers=1->None", recipe="nemotronh_4b"),
     # Tensor and sequence parallelism
+    example(
+        "feed-forward-over-tensor-ranks",
+        f"{TP}=2 {SP} model.config.ffn_hidden_size=33 model.config.num_layers=2 model.config.hybrid_override_pattern=-M->*M",
+        recipe="nemotronh_8b",
+    ),
     example("feed-forward-over-tensor-ranks", f"{TP}=2 model.config.ffn_hidden_size=14335->14336"),
     example("sequence-over-tensor-ranks", f"{TP}=8 {CP}=1 {SP} data.seq_length=8188->8184"),
     example("sequence-over-tensor-ranks", f"{TP}=2 {CP}=2 {SP} data.seq_length=8190->8192"),
@@ -369,6 +381,10 @@ EXAMPLES: tuple[Example, ...] = (
     example(
         "averages-are-of-losses-not-tokens",
         "strategy.ddp.average_in_collective=True->False model.config.calculate_per_token_loss=True",
+    ),
+    example(
+        "fp32-sums-are-of-one-optimizers-shards",
+        "strategy.ddp.reduce_scatter_with_fp32_accumulation=True strategy.num_distributed_optimizer_instances=2->1",
     ),
     example("tensor-overlap-needs-sequence-parallel", f"model.config.tp_comm_overlap=True {TP}=2", OVERLAPPED),
     example(

@@ -92,9 +92,11 @@ def pattern_problems(config: Any) -> Iterator[str]:
         )
 
 
-def uncut_hybrid_problems(pattern: Optional[str], setting: Callable[[str], Any]) -> Iterator[str]:
-    """Pipeline settings that Megatron-Core ignores when it distributes a hybrid's layers, or rejects beside the stages of its
-    ``pattern``. ``setting`` returns the value of a setting by name."""
+def uncut_hybrid_problems(pattern: Optional[str], stages: int, setting: Callable[[str], Any]) -> Iterator[str]:
+    """Pipeline settings that Megatron-Core ignores when it distributes a hybrid's layers to several ``stages``, or rejects beside
+    the stages of its ``pattern``. ``setting`` returns the value of a setting by name."""
+    if stages == 1:
+        return
     names = (f"account_for_{part}_in_pipeline_split" for part in ("embedding", "loss"))
     for name in (*names, "pipeline_model_parallel_layout"):
         if value := setting(name):

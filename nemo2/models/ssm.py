@@ -103,8 +103,9 @@ class SSMConfig(GPTConfig):
         self.adjust_to_this_machine()
         for problem in pattern_problems(self):
             raise ConfigError(problem)
+        stages = self.pipeline_model_parallel_size
         for problem in (
-            *uncut_hybrid_problems(self.hybrid_override_pattern, partial(getattr, self)),
+            *uncut_hybrid_problems(self.hybrid_override_pattern, stages, partial(getattr, self)),
             left_out_layers(self),
         ):
             if problem is not None:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from megatron.core.fusions.fused_bias_dropout import _bias_dropout_add_func
 
-from nemo2.config.derivations import Conflict, Derivation, Row
+from nemo2.config.derivations import Condition, Conflict, Derivation, Row
 from nemo2.config.provenance import adjustments
 from nemo2.mcore.parallel.cuda_graphs import modules_of
 from nemo2.mcore.parallel.ddp_config import NOTHING_TO_GATHER_AHEAD
@@ -81,7 +81,20 @@ ON_CPU: tuple[Row, ...] = (
 )
 """For runs without GPUs. Megatron-Core's class for offloading needs a GPU."""
 
-LOSS: tuple[Row, ...] = (
+_FP32_SUMS, _REDUCED = f"{DDP}.reduce_scatter_with_fp32_accumulation", f"{DDP}.overlap_grad_reduce"
+
+
+def _fp32_sums(why: str, fix: str, when: Condition) -> Conflict:
+    return Conflict(
+        "fp32-sums-are-of-one-optimizers-shards",
+        (_FP32_SUMS,),
+        why,
+        f"Set reduce_scatter_with_fp32_accumulation=False, {fix}.",
+        lambda run: run[_FP32_SUMS] and when(run),
+    )
+
+
+REDUCTION: tuple[Row, ...] = (
     Derivation(
         f"{DDP}.average_in_collective",
         f"{MODEL}.calculate_per_token_loss",
@@ -101,9 +114,27 @@ LOSS: tuple[Row, ...] = (
             and not run[f"{MODEL}.num_moe_experts"]
         ),
     ),
+    _fp32_sums(
+        "Megatron-Core sums in fp32 only where it reduces gradients to the shards of one instance of the distributed optimizer",
+        "or set optim.config.use_distributed_optimizer=True, strategy.num_distributed_optimizer_instances=1 and "
+        "strategy.fsdp=None",
+        lambda run: (
+            not run[_DDP_SWITCH]
+            or run[f"{DDP}.num_distributed_optimizer_instances"] > 1
+            or run[f"{DDP}.use_megatron_fsdp"]
+        ),
+    ),
+    Derivation(
+        f"{DDP}.average_in_collective",
+        _FP32_SUMS,
+        False,
+        "the collective of reduce_scatter_with_fp32_accumulation only sums; gradients are divided before, to the same mean",
+        lambda run: run[_FP32_SUMS] and run[f"{DDP}.average_in_collective"],
+    ),
 )
 """Gradients that are divided by the tokens of the global batch must not be averaged before. Megatron-Core 0.19.2 ends a run of
-Megatron-FSDP on a dense model with an AttributeError otherwise (``_init_fsdp_param_and_grad_buffer``)."""
+Megatron-FSDP on a dense model with an AttributeError otherwise (``_init_fsdp_param_and_grad_buffer``), and any run that averages
+where it sums in fp32 with an AssertionError."""
 
 LOSS_SCALING: tuple[Row, ...] = (
     Derivation(
@@ -297,7 +328,8 @@ ACTIVATIONS: tuple[Row, ...] = (
 """Stages send activations unchanged, and the receiver allocates memory by ``pipeline_dtype``."""
 
 ONE_BUCKET = "overlap_grad_reduce is off, so Megatron-Core puts all gradients into one bucket"
-_REDUCED = f"{DDP}.overlap_grad_reduce"
+
+_IN_STEP = f"{OPTIM}.overlap_param_gather_with_optimizer_step"
 
 
 def _has_one_bucket(run: RunSettings) -> bool:
@@ -319,6 +351,25 @@ BUCKETS: tuple[Row, ...] = (
         rule="one-switch-for-the-gather",
         fix="Both are the same switch. Set strategy.ddp_config.overlap_param_gather, and leave "
         "optim.config.overlap_param_gather unset.",
+    ),
+    _fp32_sums(
+        "Megatron-Core reduces the gradients of a later model chunk in one collective, and those of an embedding that stages "
+        "share are a bucket of their own",
+        "overlap_grad_reduce=False, or leave virtual_pipeline_model_parallel_size unset",
+        lambda run: (
+            run[_REDUCED]
+            and run.layout.interleaved
+            and (run[f"{MODEL}.share_embeddings_and_output_weights"] or run[f"{MODEL}.mtp_num_layers"])
+        ),
+    ),
+    Conflict(
+        "gather-in-the-step-needs-virtual-stages",
+        (_IN_STEP,),
+        "it updates the first model chunk of a rank and gathers its parameters while it updates the others, which requires "
+        "virtual stages, the distributed optimizer and overlap_param_gather",
+        "Set it to False, or set strategy.virtual_pipeline_model_parallel_size to 2 or more, "
+        "optim.config.use_distributed_optimizer=True and strategy.ddp_config.overlap_param_gather=True.",
+        lambda run: run[_IN_STEP] and not (run.layout.interleaved and run[_DDP_SWITCH] and run[_DDP_GATHER]),
     ),
     Derivation(f"{DDP}.bucket_size", _REDUCED, None, ONE_BUCKET, _has_one_bucket),
 )

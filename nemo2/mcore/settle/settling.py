@@ -185,7 +185,7 @@ def settle_run(run: RunSettings, machine: Machine) -> Settled:
     if machine.accelerator == "cpu":
         apply(rows.ON_CPU, run)
     if model is not None:
-        apply(rows.LOSS, run)
+        attempts.attempt("fp32-sums-are-of-one-optimizers-shards", lambda: apply(rows.REDUCTION, run))
     in_agreement = attempts.attempt("one-precision", lambda: _apply_precision(run) or True)
     attempts.attempt("scales-go-into-the-checkpoint", lambda: apply(rows.MEGATRON_FSDP, run))
     if in_agreement:

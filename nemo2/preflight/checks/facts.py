@@ -121,11 +121,32 @@ class Facts:
         """Whether the model is a stack with Mamba layers."""
         return hasattr(self.model, "mamba_stack_spec")
 
+    @cached_property
+    def hybrid_layers(self) -> str:
+        """The letters of a hybrid's layers, with those of additional predictions. Empty: another model, or its pattern is
+        refused."""
+        from nemo2.models.hybrid_pattern import hybrid_pattern
+
+        try:
+            pattern = hybrid_pattern(self.written_config)
+        except ConfigError:
+            return ""
+        return "".join([pattern.decoder, *pattern.further]) if pattern is not None else ""
+
     @property
-    def has_only_experts(self) -> bool:
-        """Whether no layer has a plain MLP, by ``moe_layer_freq``, which hybrids don't read."""
+    def has_plain_mlps(self) -> bool:
+        """Whether a layer has a plain MLP: by the pattern of a hybrid, or else by ``moe_layer_freq``, which hybrids don't
+        read."""
+        if self.is_hybrid:
+            return "-" in self.hybrid_layers
         pattern = self.of_model("moe_layer_freq")
-        return bool(self.of_model("num_moe_experts")) and (pattern == 1 or (isinstance(pattern, list) and all(pattern)))
+        has_only_experts = pattern == 1 or (isinstance(pattern, list) and all(pattern))
+        return not (self.of_model("num_moe_experts") and has_only_experts)
+
+    @property
+    def has_experts(self) -> bool:
+        """Whether a layer has experts."""
+        return bool(self.of_model("num_moe_experts")) and (not self.is_hybrid or "E" in self.hybrid_layers)
 
     @property
     def has_mamba_kernels(self) -> bool:

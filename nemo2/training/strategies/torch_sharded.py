@@ -25,7 +25,7 @@ from nemo2.checkpoint.forms.dtensors import DTensorForm
 from nemo2.checkpoint.forms.form import Part
 from nemo2.checkpoint.torch_io import torch_checkpoint_io
 from nemo2.config.notices import announce_machine_settings
-from nemo2.config.requested import at
+from nemo2.config.requested import at, explicit_fields
 from nemo2.mcore.optim.sharded import ShardedOptimizer, unsupported_optimizer
 from nemo2.mcore.parallel.cuda_graphs import kind_of
 from nemo2.mcore.parallel.layout import Layout, ParallelismConfig
@@ -109,11 +109,17 @@ class TorchShardedStrategy(BaseStrategy):
                 "it keeps the shards. Set optimizer_cpu_offload=False, and FSDP2Strategy(offload_policy=CPUOffloadPolicy()) or "
                 "FSDPStrategy(cpu_offload=True), or use MegatronStrategy."
             )
-        for name in ("main_params_dtype", "exp_avg_dtype", "exp_avg_sq_dtype"):
+        for name in ("optimizer_cuda_graph", "overlap_param_gather", "overlap_param_gather_with_optimizer_step"):
+            if getattr(optimizer, name, False) and name in explicit_fields(optimizer):
+                yield (
+                    f"optim.config.{name}=True with {type(self).__name__}: torch's optimizers neither capture their step nor "
+                    f"gather parameters, which the shards do as layers need them. Leave {name} unset."
+                )
+        for name in ("main_params_dtype", "main_grads_dtype", "exp_avg_dtype", "exp_avg_sq_dtype"):
             if (dtype := getattr(optimizer, name, torch.float32)) is not torch.float32:
                 yield (
-                    f"optim.config.{name}={dtype} with {type(self).__name__}: torch's optimizers keep parameters and moments in "
-                    f"fp32. Leave {name} unset, or use MegatronStrategy."
+                    f"optim.config.{name}={dtype} with {type(self).__name__}: torch's optimizers keep parameters, gradients and "
+                    f"moments in fp32. Leave {name} unset, or use MegatronStrategy."
                 )
         if kind_of(config) != "none":
             yield (

@@ -37,7 +37,7 @@ def _experts(facts: Facts) -> Iterator[str]:
     Otherwise: The host reads the number of tokens of each expert, and CUDA rejects such a read during a capture.
     """
     kind = _kind(facts)
-    if kind == "none" or not facts.of_model("num_moe_experts"):
+    if kind == "none" or not facts.has_experts:
         return
     captures_experts = kind == "full_iteration" or not modules_of(facts.written_config)
     if captures_experts and not facts.of_model("moe_pad_expert_input_to_capacity"):

@@ -104,9 +104,9 @@ def _fused_activation(facts: Facts) -> Iterator[str]:
     name = getattr(function, "__name__", "")
     if not getattr(facts.model, "bias_activation_fusion", False) or name not in ("gelu", "silu", "quick_gelu"):
         return  # Megatron-Core refuses all others
-    has_plain = not facts.has_only_experts or facts.of_model("moe_shared_expert_intermediate_size")
+    has_plain = facts.has_plain_mlps or facts.of_model("moe_shared_expert_intermediate_size")
     interleaved = gated and facts.of_model("moe_mlp_glu_interleave_size")
-    has_experts = facts.of_model("num_moe_experts") and facts.machine.transformer_engine is not None and not interleaved
+    has_experts = facts.has_experts and facts.machine.transformer_engine is not None and not interleaved
     for layers, exist, fused in (
         ("plain MLPs", has_plain, name == "gelu" or (name == "silu" and gated)),
         ("experts", has_experts, name != "gelu" and gated),
@@ -158,7 +158,9 @@ def _pattern(facts: Facts) -> Iterator[str]:
         from nemo2.models.hybrid_pattern import pattern_problems
 
         yield from pattern_problems(facts.written_config)
-    names = ["moe_layer_freq", "no_rope_freq", "linear_attention_freq"]
+    names = ["no_rope_freq", "linear_attention_freq"]
+    if not facts.is_hybrid:
+        names.append("moe_layer_freq")
     if facts.of_model("window_size"):  # without one, Megatron-Core doesn't read it
         names.append("window_attn_skip_freq")
     for name in names:

@@ -48,20 +48,12 @@ def _one_switch_for_delayed_gradients() -> None:
     """
 
 
-@OVERLAP.rule("gather-in-the-step-needs-virtual-stages")
-def _step(facts: Facts) -> Iterator[str]:
-    """`overlap_param_gather_with_optimizer_step` requires `overlap_param_gather` and virtual stages.
+@OVERLAP.settled("gather-in-the-step-needs-virtual-stages")
+def _gather_in_the_step_needs_virtual_stages() -> None:
+    """`overlap_param_gather_with_optimizer_step` requires virtual stages, the distributed optimizer and `overlap_param_gather`.
 
-    Otherwise: The first model chunk is used before its parameters arrive.
+    Otherwise: Megatron-Core ends in the first step on every rank, or nothing overlaps.
     """
-    requested = facts.of_optimizer("overlap_param_gather_with_optimizer_step")
-    interleaved = facts.layout.pp > 1 and facts.layout.vp is not None and facts.layout.vp > 1
-    if requested and not interleaved:
-        yield (
-            "optim.config.overlap_param_gather_with_optimizer_step=True updates one model chunk while it gathers the "
-            "parameters of the next chunk, but this layout has one chunk per rank. Set it to False, or set "
-            "strategy.virtual_pipeline_model_parallel_size to 2 or more."
-        )
 
 
 @OVERLAP.rule("averages-are-of-losses-not-tokens")
@@ -76,6 +68,15 @@ def _average(facts: Facts) -> Iterator[str]:
             "gradients must be summed first and then divided by the number of tokens on all ranks. Set "
             "strategy.ddp.average_in_collective=False."
         )
+
+
+@OVERLAP.settled("fp32-sums-are-of-one-optimizers-shards")
+def _fp32_sums_are_of_one_optimizers_shards() -> None:
+    """`reduce_scatter_with_fp32_accumulation` requires the distributed optimizer, with one instance and without Megatron-FSDP.
+    With virtual stages that share an embedding, it excludes `overlap_grad_reduce`.
+
+    Otherwise: Megatron-Core raises an AssertionError, or does not sum in fp32, without an error.
+    """
 
 
 @OVERLAP.rule("tensor-overlap-needs-sequence-parallel")

@@ -36,10 +36,11 @@ def _cut_by_number(facts: Facts) -> Iterator[str]:
 
     Otherwise: Megatron-Core ignores the setting and builds stages with other layers than requested, or raises an error.
     """
-    if facts.is_hybrid and facts.layout.pp > 1:
+    if facts.is_hybrid:
         from nemo2.models.hybrid_pattern import uncut_hybrid_problems
 
-        yield from uncut_hybrid_problems(facts.of_model("hybrid_override_pattern"), facts.of_strategy)
+        pattern = facts.of_model("hybrid_override_pattern")
+        yield from uncut_hybrid_problems(pattern, facts.layout.pp, facts.of_strategy)
 
 
 @PIPELINE.rule("layers-over-stages", megatron_refuses=True)

@@ -180,9 +180,9 @@ def _megatron_fsdp() -> None:
 
 @SIZES.rule("torch-shards-what-is-requested")
 def _torch_sharded(facts: Facts) -> Iterator[str]:
-    """`FSDP2Strategy` and `FSDPStrategy` support neither fp8 nor CUDA graphs, no optimizer but Adam and SGD with states in fp32
-    beside the shards, and tensor parallelism only of models that are not nemo2's. They clip by one norm, so not the gradients of
-    `mtp_detach_heads`. `data_parallel_size` must be that of the world.
+    """`FSDP2Strategy` and `FSDPStrategy` support neither fp8 nor CUDA graphs, no optimizer but Adam and SGD with gradients and
+    states in fp32 beside the shards, no gather of parameters by the optimizer, and tensor parallelism only of models that are not
+    nemo2's. They clip by one norm, so not the gradients of `mtp_detach_heads`. `data_parallel_size` must be that of the world.
 
     Otherwise: Every rank stops before its first step.
     """

@@ -14,11 +14,12 @@ _SIZE = "strategy.tensor_model_parallel_size"
 
 @TENSOR.rule("feed-forward-over-tensor-ranks", megatron_refuses=True)
 def _feed_forward(facts: Facts) -> Iterator[str]:
-    """The tensor-parallel size must divide the width of the feed-forward layers, unless all of these are experts.
+    """The tensor-parallel size must divide the width of the feed-forward layers, unless all of them are experts, or a hybrid
+    has none.
 
     Otherwise: Megatron-Core raises an AssertionError when it builds the first layer.
     """
-    if facts.is_hybrid or not facts.has_only_experts:
+    if facts.has_plain_mlps:
         yield from indivisible(
             "model.config.ffn_hidden_size", facts.of_model("ffn_hidden_size"), _SIZE, facts.layout.tp
         )

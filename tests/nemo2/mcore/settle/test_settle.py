@@ -102,6 +102,12 @@ def test_megatron_fsdp_averages_in_collectives_where_there_are_experts(recipe: A
     assert settle(run, H100).value("trainer.strategy.ddp", "average_in_collective") == (True, averages)
 
 
+def test_sums_in_fp32_are_divided_before() -> None:
+    assert llama3_8b.pretrain_recipe().strategy.ddp_config.average_in_collective
+    settled = settle(changed(llama3_8b, "strategy.ddp.reduce_scatter_with_fp32_accumulation=True"), H100)
+    assert settled.messages == [] and settled.value("trainer.strategy.ddp", "average_in_collective") == (True, False)
+
+
 def test_the_buffers_wait_for_delayed_gradients_of_the_layers() -> None:
     changes = "model.config.overlap_moe_expert_parallel_comm=True model.config.delay_wgrad_compute=True"
     run = changed(mixtral_8x7b, *changes.split())
@@ -117,8 +123,16 @@ REFUSED = [
      "gathered-parameters-are-sharded"),
     ("optim.config.use_distributed_optimizer=True strategy.ddp.use_distributed_optimizer=False",
      "one-switch-for-the-distributed-optimizer"),
+    *((f"optim.config.overlap_param_gather_with_optimizer_step=True strategy.ddp.overlap_param_gather=False {other}",
+       "gather-in-the-step-needs-virtual-stages")
+      for other in (f"{PP}=4 {VP}=2", f"{PP}=4 {VP}=2 optim.config.use_distributed_optimizer=False")),
     ("optim.config.optimizer=muon", "distributed-optimizer-is-adams"),
     ("strategy.ddp.delay_wgrad_compute=True", "one-switch-for-delayed-gradients"),
+    *((f"strategy.ddp.reduce_scatter_with_fp32_accumulation=True {other}", "fp32-sums-are-of-one-optimizers-shards")
+      for other in ("optim.config.use_distributed_optimizer=False strategy.ddp.overlap_param_gather=False",
+                    f"strategy.fsdp=megatron {PP}=1",
+                    "strategy.num_distributed_optimizer_instances=2",
+                    f"{PP}=4 {VP}=2 model.config.share_embeddings_and_output_weights=True")),
     ("strategy.ddp.use_custom_fsdp=True", "strategy-settings-are-supported"),
     ("trainer.plugins.grad_reduce_in_fp32=True strategy.ddp.grad_reduce_in_fp32=False", "one-precision"),
     ("model.config.cuda_graph_impl=local strategy.fsdp=megatron", "graphs-go-with-the-rest"),

@@ -74,7 +74,8 @@ def test_a_strong_decay_over_a_long_chunk_stays_finite() -> None:
 def model_and_formula() -> tuple[Tensor, Tensor]:
     """Logits of one mixer between embedding and output layer, and the same from arXiv:2405.21060, figure 6."""
     small_runs.start_megatron()
-    model = NemotronHConfig8B(**SIZES).configure_model(None).to(device())
+    config = NemotronHConfig8B(**SIZES, account_for_embedding_in_pipeline_split=True)  # of no pipeline
+    model = config.configure_model(None).to(device())
     tokens = torch.arange(24, device=device()).view(2, 12)
     with torch.no_grad():
         for parameter in model.parameters():
