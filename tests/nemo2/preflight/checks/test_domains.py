@@ -26,6 +26,7 @@ from nemo2.models.gpt import GPTConfig
 from nemo2.models.ssm import SSMConfig
 from nemo2.preflight.checks import domains, find_problems
 from nemo2.preflight.checks.rules.ranks import _WITHOUT_GROUPS
+from support.nightly import daily_and_nightly
 
 TABLES = {
     "model": domains.MODEL, "optimizer": domains.OPTIMIZER, "schedule": lr_scheduler.SCHEDULE,
@@ -216,8 +217,9 @@ def test_live_parts_are_judged_by_the_same_table() -> None:
     assert len(refusals(data=mine)) == 1
 
 
-def test_what_the_configurations_of_recipes_hold_once_they_are_made_is_in_the_table() -> None:
-    for name in recipes.__all__:
+@pytest.mark.parametrize("names", daily_and_nightly(recipes.names()))
+def test_what_the_configurations_of_recipes_hold_once_they_are_made_is_in_the_table(names: list[str]) -> None:
+    for name in names:
         config = fdl.build(recipes.get(name).pretrain_recipe().model.config)
         assert list(out_of_range(config, name, domains.MODEL)) == []
 
