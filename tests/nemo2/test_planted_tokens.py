@@ -20,6 +20,7 @@ import pytest
 from nemo2.base.errors import ConfigError
 from nemo2.cli.app import main
 from nemo2.config import Config
+from nemo2.launch import launch
 from nemo2.preflight.checks import check_recipe
 from nemo2.recipes import llama_tiny
 from nemo2.training.run_dir.faults import FAULT_DIR_VARIABLE, read_faults, record_fault
@@ -131,8 +132,6 @@ class Task:
 def test_executors_that_write_variables_down_do_so_in_private(kind, tmp_path, monkeypatch, capsys):
     """nemo-run passes variables of a job through its files: said, in a folder that nobody else reads, and a dry run, which shows
     these files, has a placeholder in the place of each."""
-    from nemo2.launch import launch
-
     monkeypatch.setattr("nemo_run.config._NEMORUN_HOME", str(tmp_path / "home"))
     made = {
         "docker": lambda: nemo_run.DockerExecutor(container_image="i"),
@@ -167,8 +166,6 @@ def test_executors_that_write_variables_down_do_so_in_private(kind, tmp_path, mo
 
 
 def test_a_manifest_of_kubernetes_has_none(monkeypatch, capsys):
-    from nemo2.launch import launch
-
     # A dry run asks for no more than that the client is there.
     monkeypatch.setattr("nemo_run.core.execution.kubeflow._KUBERNETES_AVAILABLE", True)
     monkeypatch.setattr("nemo_run.KubeflowExecutor._load_kube_clients", lambda self: None)

@@ -7,6 +7,7 @@ import functools
 import json
 import os
 import zlib
+from collections.abc import Iterable
 from types import SimpleNamespace
 from typing import Any
 
@@ -30,7 +31,7 @@ from support.nightly import each_case
 from tools import te_calls
 
 TABLES = te_calls.tables()
-VERSIONS = each_case(TABLES, (min(TABLES, key=Version), max(TABLES, key=Version)))
+OLDEST, NEWEST = min(TABLES, key=Version), max(TABLES, key=Version)
 FORMATS = [
     (version, recipe)
     for version, table in TABLES.items()
@@ -42,8 +43,15 @@ DEFECTS = {("2.3.0", "blockwise"), ("2.8.0", "tensorwise"), ("2.8.0", "nvfp4"), 
 nor recompute it; before 2.17 NVFP4 isn't recomputed."""
 each_format = pytest.mark.parametrize(("version", "recipe"), FORMATS)
 some_formats = pytest.mark.parametrize(
-    ("version", "recipe"), each_case(FORMATS, [one for one in FORMATS if one[0] == max(TABLES, key=Version)])
+    ("version", "recipe"), each_case(FORMATS, [one for one in FORMATS if one[0] == NEWEST])
 )
+
+
+def of_versions(kind: str, cases: Iterable[str]) -> list[Any]:
+    """Each version and case of a table: by day those of the newest version, and those that the oldest answers otherwise."""
+    newest, oldest = TABLES[NEWEST][kind], TABLES[OLDEST][kind]
+    daily = [(NEWEST, case) for case in cases] + [(OLDEST, case) for case in cases if oldest[case] != newest[case]]
+    return each_case([(version, case) for version in TABLES for case in cases], daily)
 
 
 def refused(recipe: str, rule: str, *, machine: Machine, **changes: Any) -> list[str]:
@@ -199,8 +207,7 @@ FIELDS_WITH: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("way", ["p2p", "all_gather", "a2a", None])
-@pytest.mark.parametrize("beside", FIELDS_WITH)
-@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize(("version", "beside"), of_versions("attention", FIELDS_WITH))
 def test_what_a_version_does_not_exchange_is_refused(version, beside, way):
     module, packed = recipes.get("llama3_8b"), beside == "packed sequences"
     requested = module.finetune_recipe(packed_sequence=True) if packed else module.pretrain_recipe()
@@ -234,8 +241,7 @@ OTHERWISE = {"a bias", "a mask of one's own", "dropout", "two context-parallel r
 """Which no field of a recipe asks for, which refuse nothing, or which are two of the others."""
 
 
-@pytest.mark.parametrize("beside", SETTINGS_WITH)
-@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize(("version", "beside"), of_versions("backends", SETTINGS_WITH))
 def test_a_back_end_that_a_version_does_not_leave_is_refused(version, beside):
     left = TABLES[version]["backends"][beside]
     if left is None:

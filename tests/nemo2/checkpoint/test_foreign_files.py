@@ -128,7 +128,6 @@ def test_a_manifest_that_is_none_is_a_damaged_checkpoint(checkpoint, content):
 
 def test_a_name_that_stands_for_two_values_is_refused_in_every_json_file(checkpoint):
     """Readers differ in which they take: who has looked at a file may have seen another value than what is used."""
-    from nemo2.checkpoint.foreign_files import read_json
     from nemo2.config.reading import from_json
 
     manifest = checkpoint / "manifest.json"

@@ -10,7 +10,7 @@ import torch
 from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
 
-from nemo2.checkpoint.reading import DirectReader
+from nemo2.checkpoint.reading import DirectReader, _read_into
 from nemo2.checkpoint.shards import Shard, load_shards
 
 TENSORS = {
@@ -92,8 +92,6 @@ def test_a_file_that_ends_too_early_is_an_error(folder):
 
 
 def test_bytes_that_are_missing_are_noticed_when_they_are_read(tmp_path):
-    from nemo2.checkpoint.reading import _read_into
-
     file = tmp_path / "short"
     file.write_bytes(b"\1" * 10)
     with pytest.raises(EOFError, match=r"short ends at byte 10, but more bytes were written"):

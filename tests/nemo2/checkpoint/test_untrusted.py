@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 import torch
-from torch.distributed.checkpoint import FileSystemReader, load, save
+from torch.distributed.checkpoint import FileSystemReader, filesystem, load, save
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import TensorProperties
 
 from nemo2.base.errors import CheckpointError, SecurityError
 from nemo2.checkpoint.metadata import read_metadata
-from nemo2.checkpoint.untrusted import data_only
+from nemo2.checkpoint.untrusted import data_only, refuse_code_in_extra_states
 from support import small_runs
 from support.foreign_checkpoints import Bomb
 
@@ -115,8 +115,6 @@ def test_torch_is_as_it_was_afterwards():
     with data_only():
         assert torch.load is not before
     assert torch.load is before
-    from torch.distributed.checkpoint import filesystem
-
     assert isinstance(filesystem.pickle, types.ModuleType)
 
 
@@ -168,8 +166,6 @@ class Recipe:
 
 
 def test_an_fp8_state_that_runs_something_is_refused_and_transformer_engine_would_run_it(marker):
-    from nemo2.checkpoint.untrusted import refuse_code_in_extra_states
-
     bombs = [Bomb(marker), {"recipe": Bomb(marker)}, {"scale": [Bomb(marker)]}]
     for bomb in bombs:
         with pytest.raises(SecurityError, match=r"linear\._extra_state names (posix|nt)\.mkdir"):
@@ -200,8 +196,6 @@ class StorageBomb:
 
 
 def test_an_fp8_state_of_tensors_and_recipes_is_let_through(monkeypatch):
-    from nemo2.checkpoint.untrusted import refuse_code_in_extra_states
-
     module: Any = types.ModuleType("transformer_engine.common.recipe")
     module.Recipe = Recipe
     for name in ("transformer_engine", "transformer_engine.common"):
@@ -219,7 +213,5 @@ def test_an_fp8_state_of_tensors_and_recipes_is_let_through(monkeypatch):
 
 
 def test_an_fp8_state_of_garbage_is_refused():
-    from nemo2.checkpoint.untrusted import refuse_code_in_extra_states
-
     with pytest.raises(SecurityError, match="a._extra_state cannot be read as plain data"):
         refuse_code_in_extra_states({"a._extra_state": torch.ones(9, dtype=torch.uint8)})

@@ -15,9 +15,9 @@ from nemo2.cli import diff
 from nemo2.cli.adapter import described
 from nemo2.cli.app import VERBS
 from nemo2.cli.flags import number_of
-from nemo2.cli.recipe_list import has_layout, row, row_of_tree, within
+from nemo2.cli.recipe_list import has_layout, list_recipes, memory_of, row, row_of_tree, within
 from nemo2.cli.sources import name_of_run, recipe_tree
-from nemo2.config import to_json
+from nemo2.config import Config, to_json
 from nemo2.recipes import _own
 
 pytestmark = pytest.mark.usefixtures("no_own_recipes")
@@ -74,7 +74,6 @@ def test_a_recipe_without_facts_is_listed_by_its_tree_as_the_facts_have_it():
 
 def test_own_recipes_of_odd_models_are_counted():
     """A pattern with a cut ended the whole list; layers of their own widths were counted as if all had the config's."""
-    from nemo2.config import Config
     from nemo2.models.llama_nemotron import Llama33NemotronSuper49BConfig
 
     hybrid = recipes.get("nemotronh_8b").pretrain_recipe()
@@ -214,7 +213,6 @@ def test_a_recipe_is_shown_and_written_down_for_the_gpus_that_are_named(options,
 
 def test_recipes_that_fit_a_gpu_are_those_whose_rehearsed_peak_leaves_room():
     from nemo2.base.gpus import GIB, HEADROOM, gpu
-    from nemo2.cli.recipe_list import list_recipes, memory_of
 
     everything = {one["name"]: one for one in list_recipes().data}
     fit = {one["name"] for one in list_recipes(fits="24GB").data}

@@ -17,6 +17,7 @@ from megatron.core.transformer.transformer_layer import TransformerLayer, Transf
 
 from nemo2 import llm
 from nemo2.base.errors import ConfigError, SecurityError
+from nemo2.cli.sources import recipe_tree
 from nemo2.config import Config, Partial, from_json, to_json
 from nemo2.data.tokenizer import AutoTokenizer
 
@@ -233,8 +234,6 @@ def test_the_commands_that_only_look_leave_no_mark(tmp_path, monkeypatch):
 
 
 def test_a_configuration_of_something_else_is_no_recipe_for_a_command(tmp_path):
-    from nemo2.cli.sources import recipe_tree
-
     target = tmp_path / "written"
     start = Partial(llm.generate, path="/x", prompts=["x"], output_path=str(target))
     for config, name in ((start, "generate"), (Config(llm.GPTModel), "GPTModel")):
@@ -245,8 +244,6 @@ def test_a_configuration_of_something_else_is_no_recipe_for_a_command(tmp_path):
 
 @pytest.mark.parametrize("kind", ["pipe", "huge", "folder"])
 def test_what_is_no_file_of_a_bearable_size_is_not_read_as_a_recipe(tmp_path, kind):
-    from nemo2.cli.sources import recipe_tree
-
     file = tmp_path / "run" / "recipe.json"
     file.parent.mkdir()
     if kind == "pipe":

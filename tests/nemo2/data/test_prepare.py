@@ -16,7 +16,7 @@ from megatron.core.datasets.indexed_dataset import IndexedDataset
 from nemo2.base.errors import ConfigError, DataError, OutputExists
 from nemo2.data.bpe import train_bpe
 from nemo2.data.documents import find_files
-from nemo2.data.prepare import prepare_data
+from nemo2.data.prepare import _Writer, prepare_data
 from nemo2.data.stdlib import prepare_demo_data, python_stdlib_corpus
 from nemo2.data.token_files import read_sidecar
 from nemo2.data.tokenizer import BPETokenizer, ByteTokenizer
@@ -137,8 +137,6 @@ def test_skipping_has_a_limit(tmp_path):
 
 
 def test_the_temporary_files_of_a_killed_writer_are_deleted_by_the_next_and_those_of_a_living_one_are_not(tmp_path):
-    from nemo2.data.prepare import _Writer
-
     (tmp_path / "a.txt").write_text("text")
     living, killed = (_Writer(tmp_path / "out", BYTES.vocab_size) for _ in range(2))
     killed._builder.data_file.close()

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from megatron.core import num_microbatches_calculator as calculator
+from megatron.core import parallel_state
 from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, Sampler, SequentialSampler
 
 from nemo2.base.errors import ConfigError
@@ -49,8 +50,6 @@ def test_an_item_is_the_collated_share_of_one_global_batch_from_the_consumed_sam
 
 
 def test_data_parallel_ranks_share_out_the_global_batch(monkeypatch):
-    from megatron.core import parallel_state
-
     monkeypatch.setattr(parallel_state, "model_parallel_is_initialized", lambda: True)
     monkeypatch.setattr(parallel_state, "get_data_parallel_world_size", lambda: 2)
     shares = []

@@ -179,8 +179,6 @@ def test_a_configuration_with_other_layers_than_the_checkpoint_is_blamed_and_no_
 
 
 def test_a_class_in_place_of_a_configuration_names_the_family_alone(released: Path, tmp_path: Path) -> None:
-    from nemo2.hugging_face.checkpoint import Checkpoint
-
     place = llm.import_ckpt(llm.LlamaModel(config=llm.Llama2Config7B), str(released), tmp_path / "in")  # pyright: ignore
     assert Checkpoint.open(place).model().config.num_layers == 2
 

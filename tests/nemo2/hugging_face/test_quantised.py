@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from nemo2.hugging_face.quantised import sources
+from nemo2.hugging_face.quantised import mapped, sources
 from nemo2.hugging_face.safetensors_files import read_header
 
 _ALL = slice(None)
@@ -46,7 +46,6 @@ def test_fp8_by_blocks_is_what_deepseek_s_script_makes_of_it(tmp_path: Path) -> 
 @pytest.mark.parametrize("pad", [0, 1])
 def test_tensors_that_begin_at_any_byte_are_read(tmp_path: Path, pad: int) -> None:
     from nemo2.checkpoint.reading import Stored
-    from nemo2.hugging_face.quantised import mapped
 
     value = torch.randn(7, 5)
     (tmp_path / "raw").write_bytes(b"x" * pad + value.numpy().tobytes())

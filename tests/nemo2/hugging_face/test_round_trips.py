@@ -9,7 +9,7 @@ import torch
 
 from support import released_models
 from support.nightly import each_case, requested
-from support.resharding import Cut
+from support.resharding import Cut, whole_tensors
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*moe_ffn_hidden_size is not set.*:UserWarning"),
@@ -104,7 +104,6 @@ def test_transformers_loads_what_is_exported_and_computes_the_same_and_so_does_w
 
     from nemo2.hugging_face.exporting import export_weights
     from support.released_models import import_release
-    from support.resharding import whole_tensors
 
     made = begun.of(kind)
     imported = made["folder"] / "imported"
@@ -157,7 +156,6 @@ def test_rows_of_padding_are_added_on_import_and_cut_off_on_export(tmp_path: Pat
     from nemo2.hugging_face.exporting import export_weights
     from nemo2.models.conversion.families import conversion_for
     from support.released_models import import_release
-    from support.resharding import whole_tensors
 
     released_models.write("llama", tmp_path / "released", vocab_size=61)
     released = read_object(tmp_path / "released", "config.json")

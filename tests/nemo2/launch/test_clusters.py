@@ -15,6 +15,7 @@ from nemo2.launch.clusters import KINDS, profiles, resolve_executor, user_file
 from nemo2.launch.executor_ranks import set_ranks
 from nemo2.launch.launcher import place_of
 from nemo2.launch.slurm.probing import Finding
+from nemo2.recipes import llama3_8b, llama_tiny
 
 SLURM = """
 [clusters.mine]
@@ -279,8 +280,6 @@ def test_a_run_starts_on_the_nodes_that_the_profile_has_or_is_refused(command, o
 
 
 def test_what_starts_is_told_with_the_profiles_gpus_and_its_place_for_runs(capsys, command):
-    from nemo2.recipes import llama3_8b
-
     command("cluster add new kind=slurm gpu=H100 runs=/shared/runs")
     recipe = llama3_8b.pretrain_recipe(num_nodes=2)
     _, settings, machine = place_of("new", None)
@@ -293,8 +292,6 @@ def test_what_starts_is_told_with_the_profiles_gpus_and_its_place_for_runs(capsy
 
 
 def test_a_launch_from_python_says_what_starts_as_a_command_does_and_a_dry_run_shows_no_variables_of_ours(capsys):
-    from nemo2.recipes import llama_tiny
-
     recipe = llama_tiny.pretrain_recipe()
     launch(recipe, devices=2, name="mine", dryrun=True)
     told = capsys.readouterr()

@@ -6,6 +6,7 @@ from contextlib import nullcontext
 
 import pytest
 
+from nemo2.launch import launch
 from nemo2.launch.environment import CONNECTIONS, Ranks, launch_variables, objections, ranks_of
 from nemo2.recipes import llama_tiny
 
@@ -117,8 +118,6 @@ def test_torchs_sharding_has_its_variables_too():
 
 
 def test_the_launcher_sets_them_in_the_ranks_environment_and_a_dry_run_says_why(monkeypatch, tmp_path, capsys):
-    from nemo2.launch import launch
-
     monkeypatch.setenv("NEMORUN_HOME", str(tmp_path))
     monkeypatch.delenv(CONNECTIONS, raising=False)
     recipe = llama_tiny.pretrain_recipe()
@@ -143,8 +142,6 @@ def test_the_launcher_sets_them_in_the_ranks_environment_and_a_dry_run_says_why(
 def test_a_variable_of_this_launch_is_judged_as_one_of_the_profile(monkeypatch, tmp_path, capsys, in_profile):
     import nemo_run
 
-    from nemo2.launch import launch
-
     monkeypatch.setattr("nemo_run.config._NEMORUN_HOME", str(tmp_path))
     recipe = llama_tiny.pretrain_recipe()
     recipe.strategy.tensor_model_parallel_size = 2
@@ -164,7 +161,6 @@ def test_the_rules_read_the_variables_of_the_launch(monkeypatch, tmp_path, capsy
     import nemo_run
 
     from nemo2.base.errors import ConfigError
-    from nemo2.launch import launch
 
     monkeypatch.setattr("nemo_run.config._NEMORUN_HOME", str(tmp_path))
     recipe = llama_tiny.pretrain_recipe()
@@ -177,8 +173,6 @@ def test_the_rules_read_the_variables_of_the_launch(monkeypatch, tmp_path, capsy
 
 
 def test_a_machine_without_gpus_gets_none(monkeypatch, tmp_path, capsys):
-    from nemo2.launch import launch
-
     monkeypatch.setenv("NEMORUN_HOME", str(tmp_path))
     recipe = llama_tiny.pretrain_recipe()
     recipe.strategy.tensor_model_parallel_size = 2

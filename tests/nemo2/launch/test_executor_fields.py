@@ -189,6 +189,10 @@ def test_each_setting_of_a_launcher_that_nothing_reads_is_told(kind, launcher, n
             {"launcher": Torchrun(nsys_trace="cuda")},
             "LeptonExecutor.launcher.nsys_trace='cuda': takes a list",
         ),
+        ("lepton", {"shared_memory_size": 0, "nodes": -1}, "nodes=-1: .*\n.*shared_memory_size=0: .* at least 1"),
+        ("skypilot", {"cpus": [4, -1]}, "cpus=.4, -1.: must be above 0"),
+        ("skypilot", {"gpus": ["A100", 3]}, "gpus.1.=3: takes text"),
+        ("docker", {"launcher": FaultTolerance(max_restarts=-1)}, "launcher.max_restarts=-1: .* at least 0"),
     ],
 )
 def test_what_would_fail_or_be_lost_after_the_submission_is_refused(kind, arguments, words):
@@ -196,27 +200,10 @@ def test_what_would_fail_or_be_lost_after_the_submission_is_refused(kind, argume
         check_fields(engine(kind, **arguments))
 
 
-@pytest.mark.parametrize(
-    ("kind", "arguments", "words"),
-    [
-        ("lepton", {"shared_memory_size": 0, "nodes": -1}, "nodes=-1: .*\n.*shared_memory_size=0: .* at least 1"),
-        ("skypilot", {"cpus": [4, -1]}, "cpus=.4, -1.: must be above 0"),
-        ("skypilot", {"gpus": ["A100", 3]}, "gpus.1.=3: takes text"),
-        ("docker", {"launcher": FaultTolerance(max_restarts=-1)}, "launcher.max_restarts=-1: .* at least 0"),
-    ],
-)
-def test_counts_that_no_scheduler_accepts_are_refused(kind, arguments, words):
-    with pytest.raises(ConfigError, match=words):
-        check_fields(engine(kind, **arguments))
-
-
-def test_counts_that_schedulers_accept_pass():
+def test_what_schedulers_accept_passes():
     check_fields(slurm(mem="0", gpus_per_node=0, retries=0))
     check_fields(engine("skypilot", cpus=[4, 8.5], memory=16, idle_minutes_to_autostop=-1, gpus=["A100", "H100"]))
     check_fields(engine("docker", num_gpus=-1, launcher=Torchrun(rdzv_port=0)))
-
-
-def test_parts_that_say_more_than_a_field_may_stand_in_its_place():
     check_fields(engine("docker", additional_kwargs={"device_requests": [], "cap_add": ["IPC_LOCK"]}))
     check_fields(engine("dgxcloud", custom_spec={"compute": {}, "nodePools": ["a"]}))
     check_fields(engine("docker", ulimits=["memlock:-1:-1", "nofile:1024"]))

@@ -23,7 +23,7 @@ from nemo_run.core.serialization.zlib_json import ZlibJSONSerializer
 
 from nemo2.base.errors import ConfigError, Preempted, RuntimeFault
 from nemo2.config import Config, Partial
-from nemo2.launch import RankFailure, launch
+from nemo2.launch import RankFailure, experiment, launch
 from nemo2.launch.exit_causes import first_failure, rank_exits
 from nemo2.launch.experiment import prepare_executor
 from nemo2.launch.failure import explain_failure, last_traceback
@@ -245,8 +245,6 @@ def test_a_terminal_says_that_the_ranks_start_until_their_first_output(logs, mon
 
 @pytest.mark.parametrize("step", [6, None])
 def test_an_interrupted_run_shows_what_its_ranks_saved_while_they_ended(step, tmp_path, logs, monkeypatch, capsys):
-    from nemo2.launch import experiment
-
     job = logs(stderr="[default0]:first\n")
 
     def ended(_):

@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import stat
 import subprocess
 import sys
@@ -20,10 +21,10 @@ import nemo_run
 import pytest
 from nemo_run.core.execution.launcher import FaultTolerance
 
-from nemo2 import recipes
 from nemo2.base.errors import ConfigError, RuntimeFault
 from nemo2.checkpoint.directory import Manifest, write_manifest
 from nemo2.config import Config, Partial
+from nemo2.data import PreTrainingDataModule
 from nemo2.launch import RankFailure, launch
 from nemo2.launch.rank import end_with_a_later_life
 from nemo2.launch.request import LaunchRequest
@@ -33,7 +34,9 @@ from nemo2.launch.slurm.script import MOST_UNJUDGED, SCRIPT, Job, job_script
 from nemo2.launch.slurm.settings import ClusterSettings, limit_seconds
 from nemo2.launch.slurm.shell import LocalShell, RemoteLines, shell_of
 from nemo2.launch.slurm.start import _grace, job_of, prepare
+from nemo2.recipes import llama3_70b, llama_tiny
 from nemo2.training.run_dir.faults import HANG, Fault
+from nemo2.training.run_dir.preemption import PreemptionCallback
 from support.waiting import wait_until
 
 ODD = "a b; $(touch ran) `touch ran` 'q' \"d\" \\ %s\nnew line"
@@ -146,8 +149,6 @@ def test_tasks_of_srun_know_who_they_are_and_values_arrive_as_they_are(slurm, tm
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "127.0.0.7"])
 def test_the_port_is_the_jobs_own_and_one_that_is_free(slurm, tmp_path, address):
-    import socket
-
     one = job(tmp_path, starter="srun", nodes=1, devices=1)
     with socket.create_server((address, 22345)):
         done = run_script(one)
@@ -739,7 +740,7 @@ def test_a_chain_of_which_slurm_refuses_a_link_leaves_no_job(program, tmp_path, 
 
 
 def test_a_chain_whose_jobs_would_each_begin_again_is_refused(tmp_path, slurm):
-    recipe = recipes.get("llama_tiny").pretrain_recipe()
+    recipe = llama_tiny.pretrain_recipe()
     recipe.resume.resume_if_exists = False
     with pytest.raises(ConfigError, match="chain=3: each job would train from the beginning"):
         launched(recipe, executor(tmp_path), name="again", chain=3, dryrun=True)
@@ -806,9 +807,6 @@ def test_variables_of_the_user_win_over_the_images(tmp_path):
 def test_torchrun_survives_a_signal_of_the_ranks_and_leaves_them_the_time_to_save(
     tmp_path, slurm, capsys, requested_signal, handled
 ):
-    from nemo2.recipes import llama_tiny
-    from nemo2.training.run_dir.preemption import PreemptionCallback
-
     recipe = llama_tiny.pretrain_recipe(dir="runs", name="x")
     on = executor(tmp_path, signal=requested_signal, launcher="torchrun", time="10:00")
     prepared, _ = prepare(requested(recipe, on), ClusterSettings())
@@ -827,8 +825,6 @@ def test_torchrun_survives_a_signal_of_the_ranks_and_leaves_them_the_time_to_sav
 
 
 def test_a_home_of_this_machine_is_none_of_a_cluster_over_ssh(slurm):
-    from nemo2.recipes import llama_tiny
-
     far = nemo_run.SlurmExecutor(account="a", tunnel=nemo_run.SSHTunnel(host="h", user="u", job_dir="/jobs"))
     with pytest.raises(ConfigError, match=r"log\.log_dir=~/runs"):
         prepare(requested(llama_tiny.pretrain_recipe(dir="~/runs", name="x"), far), ClusterSettings())
@@ -840,8 +836,6 @@ def requested(recipe, on):
 
 
 def test_relative_directories_become_absolute_where_the_job_is_submitted(tmp_path, slurm):
-    from nemo2.recipes import llama_tiny
-
     recipe = llama_tiny.pretrain_recipe(dir="my runs", name="x")
     prepare(requested(recipe, executor(tmp_path)), ClusterSettings())
     assert recipe.log.log_dir == f"{tmp_path}/my runs"
@@ -849,8 +843,6 @@ def test_relative_directories_become_absolute_where_the_job_is_submitted(tmp_pat
 
 @pytest.mark.parametrize("code", ["tree", "none"])
 def test_own_folders_are_on_the_path_of_ranks_as_copies_or_where_they_are(tmp_path, slurm, monkeypatch, code):
-    from nemo2.recipes import llama_tiny
-
     cwd = tmp_path / "project"
     (cwd / "inside").mkdir(parents=True)
     monkeypatch.chdir(cwd)
@@ -863,9 +855,6 @@ def test_own_folders_are_on_the_path_of_ranks_as_copies_or_where_they_are(tmp_pa
 
 
 def test_a_container_sees_the_run_its_data_and_the_checkpoint_from_which_it_starts(tmp_path, slurm):
-    from nemo2.data import PreTrainingDataModule
-    from nemo2.recipes import llama_tiny
-
     recipe = llama_tiny.pretrain_recipe(dir=str(tmp_path / "runs"))
     recipe.data = Config(PreTrainingDataModule, paths=[str(tmp_path / "texts" / "prefix")])
     recipe.resume.resume_from_path = str(tmp_path / "checkpoint")
@@ -899,8 +888,6 @@ def test_slurms_forms_of_time(limit, seconds):
 
 def test_a_run_is_asked_to_save_as_long_before_the_end_as_its_checkpoint_takes():
     # Without the embedding's rows, whose number a recipe's config doesn't know.
-    from nemo2.recipes import llama3_70b, llama_tiny
-
     tiny, large = llama_tiny.pretrain_recipe(), llama3_70b.pretrain_recipe()
     assert _grace(tiny, ClusterSettings(), nodes=1, limit=None) == 60
     # 70.6e9 parameters of 14 bytes, on 8 nodes of half a GB per second
@@ -914,8 +901,6 @@ def test_a_run_is_asked_to_save_as_long_before_the_end_as_its_checkpoint_takes()
 
 @pytest.mark.parametrize(("limit", "most"), [(None, 3600), (1200, 300)])
 def test_a_time_to_save_that_is_cut_is_told(limit, most, capsys):
-    from nemo2.recipes import llama_tiny
-
     assert _grace(llama_tiny.pretrain_recipe(), ClusterSettings(grace_seconds=7200), nodes=1, limit=limit) == most
     assert f"grace_seconds=7200 becomes {most}, " in capsys.readouterr().err
 
@@ -1128,8 +1113,6 @@ def test_each_defect_of_a_node_is_named(second, words):
     text = "\n".join(["noise", f"0: {probed(0)}", probed(1, **second)])
     found = [one.message for one in probing.judge(text, nodes=2, token="t", python="python3", folder="/jobs/x", gpus=2)]
     assert len(found) == 1
-    import re
-
     assert re.search(words, found[0], re.DOTALL), found
 
 

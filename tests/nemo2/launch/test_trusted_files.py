@@ -11,7 +11,7 @@ import pytest
 
 from nemo2.base.errors import SecurityError
 from nemo2.cli.nemo_run import refuse_untrusted_workspace
-from nemo2.launch import trusted_files
+from nemo2.launch import launch, trusted_files
 from nemo2.launch.clusters import profiles, resolve_executor, user_file
 from nemo2.launch.slurm.submission import Submission, submissions
 from nemo2.launch.trusted_files import read_trusted, refuse_untrusted_kernel_cache
@@ -155,7 +155,6 @@ def test_a_kernel_cache_is_created_for_this_user_alone(home):
 
 def test_a_launch_on_this_machine_loads_no_kernels_of_a_stranger(home):
     from nemo2 import llm
-    from nemo2.launch import launch
 
     cache = kernel_cache(home)
     os.chown(cache, STRANGER, STRANGER)

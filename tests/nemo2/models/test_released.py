@@ -11,7 +11,7 @@ import torch.nn.functional as F
 import transformers
 from megatron.core.transformer.moe.router import TopKRouter
 from transformers import DeepseekV2Config as Published
-from transformers import LlamaConfig
+from transformers import LlamaConfig, Phi3Config
 
 from nemo2.base.errors import ConfigError
 from nemo2.models.deepseek import DeepSeekV2Config, DeepSeekV3Config
@@ -141,7 +141,6 @@ def test_scout_stretches_its_frequencies_as_released() -> None:
 
 
 def test_phi_4_mini_scales_queries_and_keys_as_released() -> None:
-    from transformers import Phi3Config
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
     from nemo2.models.phi3 import Phi4MiniConfig3P8B

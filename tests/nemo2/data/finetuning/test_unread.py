@@ -8,7 +8,7 @@ import pytest
 from nemo2.base.errors import DataError
 from nemo2.cli.app import main
 from nemo2.data.finetuning.module import FineTuningDataModule
-from nemo2.data.tokenizer import ByteTokenizer
+from nemo2.data.tokenizer import AutoTokenizer, ByteTokenizer
 from support import small_chats
 from support.small_chats import report_of, say
 
@@ -78,8 +78,6 @@ def test_a_field_of_the_first_records_alone_is_no_error_before_the_run(tmp_path:
 def test_characters_without_a_token_are_told(tmp_path: Any, kind: str, unknown: str | None) -> None:
     from tokenizers import Tokenizer, models
     from transformers import PreTrainedTokenizerFast
-
-    from nemo2.data.tokenizer import AutoTokenizer
 
     pieces = {piece: number for number, piece in enumerate(["<unk>", "<end>", *"abcdefghijklmnopqrstuvwxyz :"])}
     backend = Tokenizer(models.BPE(pieces, [], unk_token=unknown))

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from nemo2 import llm
 from nemo2.base.errors import ConfigError
-from nemo2.mcore.parallel.forms import with_model
+from nemo2.mcore.parallel.forms import reduction_of, with_model
 from nemo2.mcore.parallel.loss import MegatronLossReduction
 from support import small_runs
 
@@ -243,8 +243,6 @@ class ThirdForm(llm.LlamaModel):
 
 
 def test_a_reduction_that_asks_the_model_gets_the_one_that_it_overrides() -> None:
-    from nemo2.mcore.parallel.forms import reduction_of
-
     sizes = {"num_layers": 1, "hidden_size": 8, "num_attention_heads": 2, "ffn_hidden_size": 8}
     model = ThirdForm(llm.LlamaConfig(**sizes, calculate_per_token_loss=True))
     for _ in range(2):

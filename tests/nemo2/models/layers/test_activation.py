@@ -7,6 +7,7 @@ import pickle
 import torch
 
 from nemo2.llm.fn import openai_gelu, quick_gelu, squared_relu
+from nemo2.models import Gemma2Config2B, GPTOSSConfig, GPTOSSConfig20B, NemotronHConfig8B
 from nemo2.models.layers.logits import cap_logits
 
 X = torch.linspace(-3, 3, 13, dtype=torch.float64)
@@ -16,7 +17,6 @@ def test_activations_are_the_very_functions_that_configurations_use_and_are_comp
     """Compiled or not: a module that was imported before the CPU's backend came has Megatron-Core's functions compiled."""
     from nemo2.base.backend.compilation import uncompiled
     from nemo2.llm import fn
-    from nemo2.models import Gemma2Config2B, GPTOSSConfig, NemotronHConfig8B
 
     for name, config in (
         ("openai_gelu", Gemma2Config2B),
@@ -42,7 +42,6 @@ def test_the_gate_of_an_expert_is_bounded_from_above_only():
     from transformers.models.gpt_oss.configuration_gpt_oss import GptOssConfig
     from transformers.models.gpt_oss.modeling_gpt_oss import GptOssExperts
 
-    from nemo2.models import GPTOSSConfig20B
     from nemo2.models.layers.experts import _activated
 
     gate, linear = 5 * X, -5 * X

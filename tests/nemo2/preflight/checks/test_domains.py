@@ -15,7 +15,9 @@ import pytest
 from megatron.core.optimizer import OptimizerConfig
 
 import nemo2.models
+from nemo2 import recipes
 from nemo2.base.errors import ConfigError
+from nemo2.config import Config
 from nemo2.config.domains import Domain, out_of_range
 from nemo2.data import demo, mock, pretraining
 from nemo2.data.finetuning import hf_dataset, module, published
@@ -24,6 +26,7 @@ from nemo2.models.gpt import GPTConfig
 from nemo2.models.ssm import SSMConfig
 from nemo2.preflight.checks import domains, find_problems
 from nemo2.preflight.checks.rules.ranks import _WITHOUT_GROUPS
+from support.nightly import daily_and_nightly
 
 TABLES = {
     "model": domains.MODEL, "optimizer": domains.OPTIMIZER, "schedule": lr_scheduler.SCHEDULE,
@@ -96,8 +99,6 @@ def test_nonsense_is_told_with_field_value_and_domain(table: str, field: str, va
 
 def test_a_window_has_two_sides_but_where_a_class_takes_its_width() -> None:
     """Megatron-Core reads both; Gemma 3's class makes them of one number."""
-    from nemo2 import recipes
-
     for name, told in (("mistral_7b", ["model.config.window_size=512"]), ("gemma3_1b", [])):
         recipe = recipes.get(name).pretrain_recipe()
         recipe.model.config.window_size = 512
@@ -112,8 +113,6 @@ def test_a_window_has_two_sides_but_where_a_class_takes_its_width() -> None:
 )
 def test_a_number_out_of_range_is_told_by_one_rule(path: str, value: int) -> None:
     """A data module that is refused might have made the tokenizer, so none is missed."""
-    from nemo2 import recipes
-    from nemo2.config import Config
     from nemo2.config.walk import node_at
 
     recipe = recipes.get("llama_tiny").pretrain_recipe()
@@ -218,10 +217,9 @@ def test_live_parts_are_judged_by_the_same_table() -> None:
     assert len(refusals(data=mine)) == 1
 
 
-def test_what_the_configurations_of_recipes_hold_once_they_are_made_is_in_the_table() -> None:
-    from nemo2 import recipes
-
-    for name in recipes.__all__:
+@pytest.mark.parametrize("names", daily_and_nightly(recipes.names()))
+def test_what_the_configurations_of_recipes_hold_once_they_are_made_is_in_the_table(names: list[str]) -> None:
+    for name in names:
         config = fdl.build(recipes.get(name).pretrain_recipe().model.config)
         assert list(out_of_range(config, name, domains.MODEL)) == []
 
@@ -240,9 +238,7 @@ def test_numbers_beyond_64_bits_are_refused_and_nothing_is_made_of_them(value: i
 def test_an_argument_that_ends_in_a_field_has_the_domain_of_the_field() -> None:
     """In a recipe and on live objects, for each argument of the overlap callback, the precision and the gradient
     buffers that a table names."""
-    from nemo2 import recipes
     from nemo2.callbacks import MegatronCommOverlapCallback
-    from nemo2.config import Config
     from nemo2.config.aliases import parameter_names
     from nemo2.mcore.parallel.ddp_config import DistributedDataParallelConfig
     from nemo2.mcore.precision import MegatronMixedPrecision

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from nemo2 import recipes
-from nemo2.checkpoint.context import write_parts
+from nemo2.checkpoint.context import tokenizer_settings, write_parts
 from nemo2.checkpoint.directory import Manifest, write_manifest
 from nemo2.config import Config
 from nemo2.data.finetuning.hf_dataset import HFDatasetDataModule
@@ -111,8 +111,6 @@ def test_a_folder_that_holds_no_weights_is_refused_with_the_way_to_name_a_releas
 @pytest.mark.parametrize("change", ["tokenizer", "layers", "accepted", "none"])
 def test_an_earlier_run_of_the_name_with_another_tokenizer_or_shape_is_refused(tmp_path: Path, change: str) -> None:
     import fiddle as fdl
-
-    from nemo2.checkpoint.context import tokenizer_settings
 
     recipe: Any = recipes.get("llama_tiny").pretrain_recipe(dir=str(tmp_path), name="tiny")
     recipe.data = mock_data(Config(ByteTokenizer))

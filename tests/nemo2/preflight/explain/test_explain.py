@@ -8,6 +8,7 @@ import torch
 from lightning.fabric.plugins.environments import LightningEnvironment
 
 from nemo2.base.errors import ConfigError
+from nemo2.callbacks import MegatronCommOverlapCallback
 from nemo2.cli.app import main
 from nemo2.config import Config, apply_overrides
 from nemo2.mcore.settle import Machine, settle
@@ -51,8 +52,6 @@ def test_performance_mode_and_precision_are_layers_of_their_own() -> None:
 
 def test_what_the_layout_turns_off_says_why() -> None:
     recipe = llama3_8b.pretrain_recipe()
-    from nemo2.callbacks import MegatronCommOverlapCallback
-
     recipe.trainer.callbacks.append(MegatronCommOverlapCallback(overlap_p2p_comm=True, tp_comm_overlap=True))
     found = explained(recipe, "overlap_p2p_comm")
     callback = next(one for path, one in found.items() if "callbacks" in path)
@@ -79,8 +78,6 @@ def test_states_that_need_transformer_engine_are_explained_without_it() -> None:
 
 
 def test_contradictions_are_told_as_the_run_would_tell_them() -> None:
-    from nemo2.callbacks import MegatronCommOverlapCallback
-
     recipe = llama3_70b.pretrain_recipe()
     recipe.strategy.ddp_config.bucket_size = 5
     recipe.trainer.callbacks.append(MegatronCommOverlapCallback(bucket_size=6))

@@ -9,10 +9,12 @@ import pytest
 from nemo2 import recipes
 from nemo2.base.errors import ConfigError
 from nemo2.base.gpus import gpu
-from nemo2.config import apply_overrides
+from nemo2.config import Config, apply_overrides
 from nemo2.mcore.settle import Machine, on
 from nemo2.preflight.planner.constants import calibrated
 from nemo2.preflight.planner.layer_time import layers_time
+from nemo2.preflight.planner.memory import layer_activations, predict_memory
+from nemo2.preflight.planner.plan import plan
 from nemo2.preflight.planner.recipe import Subject, read_recipe
 
 
@@ -75,8 +77,6 @@ def test_overlap_that_the_user_turned_off_is_off() -> None:
 
 def test_a_strategy_that_shards_everything_is_planned_by_formula() -> None:
     import nemo2 as nl
-    from nemo2.config import Config
-    from nemo2.preflight.planner.plan import plan
 
     recipe: Any = recipes.get("llama3_8b").pretrain_recipe()
     recipe.trainer.strategy = Config(nl.FSDP2Strategy)
@@ -93,7 +93,6 @@ def test_scores_that_are_capped_are_kept() -> None:
 def test_a_vocabulary_that_only_a_file_knows_is_asked_for() -> None:
     recipe: Any = recipes.get("llama3_8b").pretrain_recipe()
     recipe.model.config.vocab_size = None
-    from nemo2.config import Config
     from nemo2.data.tokenizer import AutoTokenizer
 
     recipe.data.tokenizer = Config(AutoTokenizer, "somewhere/else")
@@ -111,7 +110,6 @@ FULL = ("model.config.recompute_granularity=full", "model.config.recompute_metho
 
 def test_blocks_trade_time_for_memory_layer_by_layer() -> None:
     """They answered alike for 1, 8 and 32 of 32 layers."""
-    from nemo2.preflight.planner.memory import predict_memory
     from nemo2.preflight.planner.step_time import predict
 
     found = [subject("llama3_8b", *FULL, f"model.config.recompute_num_layers={count}") for count in (1, 8, 32)] + [
@@ -126,8 +124,6 @@ def test_blocks_trade_time_for_memory_layer_by_layer() -> None:
 
 
 def test_groups_keep_fewer_inputs_and_are_whole_longer() -> None:
-    from nemo2.preflight.planner.memory import layer_activations, predict_memory
-
     uniform = (FULL[0], "model.config.recompute_method=uniform")
     one, four = (subject("llama3_8b", *uniform, f"model.config.recompute_num_layers={count}") for count in (1, 4))
     kept = [predict_memory(each.shape, each.job).parts["activations"] for each in (one, four)]
@@ -136,8 +132,6 @@ def test_groups_keep_fewer_inputs_and_are_whole_longer() -> None:
 
 
 def test_offloaded_activations_are_not_counted_on_the_gpu_and_their_copies_are_told() -> None:
-    from nemo2.preflight.planner.memory import layer_activations, predict_memory
-    from nemo2.preflight.planner.plan import plan
     from nemo2.preflight.planner.text import render
 
     changes = (

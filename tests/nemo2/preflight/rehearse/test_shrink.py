@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from nemo2.recipes import _shipped
+from nemo2.recipes import _shipped, llama3_8b
 from support.nightly import daily_and_nightly
 
 
@@ -100,7 +100,6 @@ def test_what_belongs_to_eight_bits_is_left_out_with_them() -> None:
     import fiddle as fdl
 
     from nemo2.preflight.rehearse.stage import in_sixteen_bits
-    from nemo2.recipes import llama3_8b
     from nemo2.recipes.precision.mixed_precision import bf16_with_fp8_current_scaling_mixed
 
     recipe = llama3_8b.pretrain_recipe()

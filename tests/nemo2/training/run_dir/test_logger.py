@@ -29,6 +29,8 @@ from nemo2.training.run_dir.directory import (
     RUN_DIR_FILE_VARIABLE,
     VERSION_VARIABLE,
     choose_directory,
+    create_directory,
+    delete_leftovers,
     meeting_of,
 )
 from nemo2.training.run_dir.effective import effective_config
@@ -233,8 +235,6 @@ def test_what_cannot_be_is_refused_before_anything_is_made(tmp_path, monkeypatch
 
 
 def test_a_place_is_suggested_that_can_be_written_though_the_home_cannot(monkeypatch, tmp_path):
-    from nemo2.training.run_dir.directory import create_directory
-
     monkeypatch.setenv("HOME", "/proc/no-home")
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     with pytest.raises(ConfigError, match=f"NEMORUN_HOME={tmp_path}/runs"):
@@ -311,7 +311,6 @@ def test_of_two_versions_one_is_continued(tmp_path, checkpoints, continued):
 
 def test_leftovers_of_dead_versions_are_deleted_and_those_of_other_runs_stay(tmp_path, monkeypatch):
     from nemo2.checkpoint.lock import DirectoryLock
-    from nemo2.training.run_dir.directory import delete_leftovers
 
     monkeypatch.setenv("NEMO2_RUN_VERSION", "now")
     versions = {

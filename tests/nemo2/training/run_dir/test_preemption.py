@@ -11,7 +11,7 @@ import pytest
 
 from nemo2.base.errors import EXIT_PREEMPTED, ConfigError, Preempted
 from nemo2.checkpoint.directory import finished
-from nemo2.training.run_dir.faults import FAULT_DIR_VARIABLE, read_faults
+from nemo2.training.run_dir.faults import FAULT_DIR_VARIABLE, read_faults, record_fault
 from nemo2.training.run_dir.preemption import PreemptionCallback, _default_signals
 from support import small_runs
 
@@ -235,7 +235,6 @@ def test_a_signal_that_cannot_be_caught_is_refused(sig):
 def test_the_exit_code_reaches_whoever_launched_the_run(tmp_path, monkeypatch):
     from nemo2.cli.app import _code
     from nemo2.launch.failure import explain_failure
-    from nemo2.training.run_dir.faults import record_fault
 
     monkeypatch.setenv(FAULT_DIR_VARIABLE, str(tmp_path))
     monkeypatch.delenv("TORCHELASTIC_ERROR_FILE", raising=False)

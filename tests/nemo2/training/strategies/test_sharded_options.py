@@ -113,11 +113,12 @@ def on_two_ranks() -> dict[str, Any]:
     }
     found: dict[str, Any] = {}
     for kind in (nl.FSDP2Strategy, nl.FSDPStrategy):
-        told = trained(kind(**users), inspect=kept(*users), data=DataLoader(small_runs.Tokens()))
+        told = trained(
+            kind(process_group_backend="gloo", **users), inspect=kept(*users), data=DataLoader(small_runs.Tokens())
+        )
         found[kind.__name__] = {
             "default": trained(kind())["losses"],
             "bf16": trained(kind(), precision="bf16-mixed")["losses"],
-            "process_group_backend": trained(kind(process_group_backend="gloo"))["losses"],
             "users": [name for name, one in users.items() if told["inspected"][name] is not one],
             "users' losses": told["losses"],
             "progress": [lines(kind(progress_interval=2)), lines(kind(replace_progress_bar=False))],
@@ -146,8 +147,8 @@ def found(run_on_ranks: Any) -> dict[str, Any]:
 
 
 SAME = {
-    "FSDP2Strategy": ("data_parallel_size", "offload_policy", "parallelize_fn", "process_group_backend"),
-    "FSDPStrategy": ("sharding_strategy", "cpu_offload", "auto_wrap_policy", "process_group_backend"),
+    "FSDP2Strategy": ("data_parallel_size", "offload_policy", "parallelize_fn"),
+    "FSDPStrategy": ("sharding_strategy", "cpu_offload", "auto_wrap_policy"),
 }
 
 
@@ -188,7 +189,8 @@ def test_tensors_are_cut_by_the_users_plan_and_by_none_where_there_is_none(found
 def test_the_users_objects_are_used_and_progress_is_ours_at_the_interval_or_lightnings(
     found: dict[str, Any], kind: str
 ) -> None:
-    """cluster_environment, checkpoint_io, parallel_devices, data_sampler, progress_interval and replace_progress_bar."""
+    """cluster_environment, checkpoint_io, parallel_devices, data_sampler, process_group_backend, progress_interval and
+    replace_progress_bar."""
     assert found[kind]["users"] == [] and found[kind]["users' losses"] == found[kind]["default"]
     (ours, every_second), ([theirs], none) = found[kind]["progress"]
     assert (ours, every_second) == (["ProgressPrinter"], 2)
