@@ -9,6 +9,7 @@ from torch import nn
 
 from nemo2.base.errors import ConfigError
 from nemo2.config.capture import configurable
+from nemo2.config.walk import model_transforms
 
 
 @configurable
@@ -32,12 +33,7 @@ class ModelTransform(pl.Callback):
 
     def check_recipe(self, recipe: Any) -> None:
         """Raise the errors of `setup` about a recipe."""
-        model = getattr(recipe, "model", None)
-        others = (
-            *(getattr(recipe, name, None) for name in ("peft", "model_transform")),
-            getattr(model, "model_transform", None),
-        )
-        self._refuse_none(others)
+        self._refuse_none([transform for _, transform in model_transforms(recipe)])
 
     def setup(self, trainer: pl.Trainer, pl_module: Any, stage: str) -> None:
         self._refuse_none([getattr(pl_module, "model_transform", None)])

@@ -350,6 +350,11 @@ EXAMPLES: tuple[Example, ...] = (
     ),
     example("peft-settings-are-in-range", "peft.dim=0->1", recipe="llama3_8b:lora"),
     example("peft-fits-the-layers", "peft.target_modules=[linear_qvk]->[linear_qkv]", recipe="llama3_8b:lora"),
+    example(
+        "one-model-transform",
+        "model.model_transform=torch.nn.functional.gelu->None",
+        recipe="llama3_8b:lora",
+    ),
     example("adapters-read-whole-weights", "trainer.strategy=FSDPStrategy->FSDP2Strategy", recipe="llama3_8b:dora"),
     example("adapters-have-the-models-dtype", "peft.lora_dtype=float32->bfloat16", recipe="llama3_8b:lora"),
     # Overlapped communication

@@ -37,6 +37,25 @@ def callbacks_of(trainer: Any) -> list[Any]:
     return list(callbacks) if isinstance(callbacks, list | tuple) else [] if callbacks is None else [callbacks]
 
 
+def model_transforms(recipe: Any) -> list[tuple[str, Any]]:
+    """What transforms the model of a recipe, nodes or live objects, each with its path: PEFT methods and functions. A run has
+    one at most."""
+    places = {"": recipe, "model.": getattr(recipe, "model", None)}
+    callbacks = callbacks_of(getattr(recipe, "trainer", None))
+    places |= {f"trainer.callbacks[{index}].": callback for index, callback in enumerate(callbacks)}
+    transforms = [("peft", getattr(recipe, "peft", None))]
+    transforms += [
+        (f"{path}model_transform", getattr(owner, "model_transform", None)) for path, owner in places.items()
+    ]
+    return [(path, transform) for path, transform in transforms if transform is not None]
+
+
+def peft_of(recipe: Any) -> tuple[str, Any]:
+    """The PEFT method of a recipe, a node or a live object, and its path. It may stand where any transform does."""
+    methods = (one for one in model_transforms(recipe) if hasattr(class_of(one[1]), "refuse_unknown_targets"))
+    return next(methods, ("peft", None))
+
+
 def select(root: Any, target: Any) -> list[Any]:
     """Return every config of `target` or a subclass in the tree, each once, parents first.
 

@@ -20,12 +20,14 @@ from dataclasses import dataclass
 from types import MethodType
 from typing import Any, Optional
 
+import fiddle as fdl
 import lightning.pytorch as pl
 from megatron.core import parallel_state
 from megatron.core.transformer.module import MegatronModule
 from torch import nn
 
 from nemo2.base.errors import ConfigError
+from nemo2.config.walk import class_of
 from nemo2.mcore.parallel.plain_chunk import PlainChunk
 
 Transform = Callable[..., nn.Module]
@@ -59,13 +61,13 @@ def transform_of(model: Any, callbacks: Iterable[Any] = ()) -> Optional[Transfor
 
 
 def refuse_two_transforms(transforms: dict[str, Any]) -> None:
-    """Check that a model has one transform. ``transforms``: by the place that sets them.
+    """Check that a model has one transform. ``transforms``: by the place that sets them, functions or nodes of a recipe.
 
     Raises:
         ConfigError: the transforms differ, or a transform isn't callable.
     """
     for place, transform in transforms.items():
-        if not callable(transform):
+        if not (callable(transform) or isinstance(transform, fdl.Buildable)):
             raise ConfigError(f"{place}={transform!r}: must be a function that takes a module and returns a module.")
     if any(transform is not next(iter(transforms.values())) for transform in transforms.values()):
         settings = " and ".join(f"{place}={_called(transform)}" for place, transform in transforms.items())
@@ -260,4 +262,4 @@ def _require_grad_of_frozen_embeddings(core: nn.Module) -> None:
 
 
 def _called(transform: Any) -> str:
-    return getattr(transform, "__qualname__", None) or type(transform).__name__
+    return getattr(transform, "__qualname__", None) or class_of(transform).__name__

@@ -20,7 +20,7 @@ from nemo2.base.backend.te_version import megatron_finds
 from nemo2.base.errors import ConfigError, message_of
 from nemo2.config.arguments import missing_arguments
 from nemo2.config.tree import Config
-from nemo2.config.walk import class_of, node_at
+from nemo2.config.walk import class_of, node_at, peft_of
 from nemo2.mcore.settle.machine import Machine
 
 RULE_OF = {
@@ -33,7 +33,8 @@ RULE_OF = {
     "data": "data-module-accepts-its-arguments",
     "peft": "peft-settings-are-in-range",
 }
-"""The paths of the parts in a recipe, and the rule of a constructor's error that names no other rule."""
+"""The paths of the parts in a recipe (of the precision and the PEFT method: their usual one), and the rule of a
+constructor's error that names no other rule."""
 
 
 class Refusal(NamedTuple):
@@ -77,6 +78,8 @@ class Parts:
     refusals: tuple[Refusal, ...] = ()
     precision_at: str = "trainer.plugins"
     """The path of the precision: the plugin's, or `trainer.precision`."""
+    peft_at: str = "peft"
+    """The path of the PEFT method, which may stand where any transform does."""
 
     def get(self, path: str) -> Any:
         """The built part. None: it failed, or it doesn't exist."""
@@ -87,21 +90,21 @@ def build_parts(recipe: Any, machine: Machine) -> Parts:
     """Build each part separately, so that a part that fails does not hide the next. The recipe is not changed."""
     objects: dict[str, Any] = {}
     refusals: list[Refusal] = []
-    precision_at, precision = precision_of(getattr(recipe, "trainer", None))
+    elsewhere = {"trainer.plugins": precision_of(getattr(recipe, "trainer", None)), "peft": peft_of(recipe)}
     for path in RULE_OF:
-        node = precision if path == "trainer.plugins" else node_at(recipe, path)
-        if missing := missing_arguments(node, path):
-            refusals.append(Refusal(RULE_OF[path], f"{missing}.", path))
+        place, node = elsewhere.get(path) or (path, node_at(recipe, path))
+        if missing := missing_arguments(node, place):
+            refusals.append(Refusal(RULE_OF[path], f"{missing}.", place))
             continue
         try:
             with quietly(), megatron_finds(machine.transformer_engine):
                 built = _build(_without_tokenizer(node) if path == "data" else node, path, machine)
         except Exception as error:  # Megatron-Core asserts, raises ValueError, TypeError ...: all say that it won't do
-            refusals += refusals_of(error, RULE_OF[path], path)
+            refusals += refusals_of(error, RULE_OF[path], path if path == "trainer.plugins" else place)
         else:
             if built is not None:
                 objects[path] = built
-    return Parts(objects, tuple(refusals), precision_at)
+    return Parts(objects, tuple(refusals), elsewhere["trainer.plugins"][0], elsewhere["peft"][0])
 
 
 @contextmanager

@@ -115,7 +115,7 @@ def job_of(facts: Facts, chip: GPU) -> Job:
         dropout=bool(facts.of_model("hidden_dropout")),
         grad_bytes=4 if getattr(precision, "grad_reduce_in_fp32", True) or sharded else 2,
         state_bytes=_state_bytes(facts),
-        lora=getattr(facts.recipe, "peft", None) is not None,
+        lora=facts.parts.get("peft") is not None,
         adapters=_adapters(facts),
         **_experts(facts),
         **_overlaps(facts, tp=layout.tp),

@@ -45,7 +45,7 @@ def size_of(recipe: Any, machine: Machine) -> Optional[Size]:
         facts = read_facts(recipe, machine=machine)
         rows = vocabulary_of(facts)
         shape = shape_of(facts.config, rows)
-        if getattr(recipe, "peft", None) is None:
+        if facts.parts.get("peft") is None:
             return Size(shape.parameters, rows)
         job = job_of(facts, gpu(DEFAULT))
         saved = _saved(facts, shape)

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from nemo2.config.walk import peft_of
 from nemo2.mcore.parallel.layout import SIZE_FIELDS, Layout
 from nemo2.mcore.settle import Machine, world_of
 
@@ -63,8 +64,8 @@ def shrink(recipe: Any, *, max_processes: int = 8, steps: int = 5, transformer_e
     for name, value in small_sizes(model, tp=small.tp, chunks=chunks, extra=extra).items():
         setattr(model, name, value)
     _shrink_data(recipe, processes // model_parallel, small, notes)
-    if getattr(recipe, "peft", None) is not None:
-        _set(recipe.peft, dim=min(recipe.peft.dim, EXPERTS if _adapts_routers(recipe) else RANK))
+    if hasattr(method := peft_of(recipe)[1], "dim"):
+        _set(method, dim=min(method.dim, EXPERTS if _adapts_routers(recipe, method) else RANK))
     _shrink_run(recipe, processes, steps)
     if not transformer_engine:
         _leave_transformer_engine_out(recipe, notes)
@@ -192,12 +193,12 @@ def _cut(wide: Layout, max_processes: int, notes: list[str]) -> Layout:
     return small()
 
 
-def _adapts_routers(recipe: Any) -> bool:
+def _adapts_routers(recipe: Any, method: Any) -> bool:
     """Whether adapters stand beside routers, which have an output for each expert."""
     from nemo2.models.peft.targets import ModuleMatcher
 
     patterns: list[list[str]] = [
-        list(getattr(recipe.peft, name, None) or ()) for name in ("target_modules", "exclude_modules")
+        list(getattr(method, name, None) or ()) for name in ("target_modules", "exclude_modules")
     ]
     has_experts = getattr(recipe.model.config, "num_moe_experts", None)
     return bool(has_experts and ModuleMatcher(*patterns).match("decoder.layers.0.mlp.router"))

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 
 from nemo2.base.advice import advice
 from nemo2.base.errors import ConfigError, Nemo2Error
+from nemo2.config.walk import model_transforms
 from nemo2.mcore.parallel.cuda_graphs import kind_of
-from nemo2.mcore.parallel.transform import refuse_reading_weights
+from nemo2.mcore.parallel.transform import refuse_reading_weights, refuse_two_transforms
 from nemo2.preflight.checks.facts import Facts
 from nemo2.preflight.checks.rule import Topic
 from nemo2.preflight.checks.tokenizers import Unknown, known_tokenizer
@@ -160,6 +161,18 @@ def _targets(facts: Facts) -> Iterator[str]:
             yield str(error)
 
 
+@PEFT.rule("one-model-transform")
+def _one_transform(facts: Facts) -> Iterator[str]:
+    """`peft`, `model_transform`, the model's `model_transform` and those of callbacks must be one transform.
+
+    Otherwise: The run stops on every rank before it transforms the model.
+    """
+    try:
+        refuse_two_transforms(dict(model_transforms(facts.recipe)))
+    except ConfigError as error:
+        yield str(error)
+
+
 @PEFT.rule("adapters-read-whole-weights")
 def _whole_weights(facts: Facts) -> Iterator[str]:
     """`DoRA` and `CanonicalDoRA`, which read the weights of their layers, require a strategy that gathers these:
@@ -196,6 +209,6 @@ def _dtype(facts: Facts) -> Iterator[str]:
     strategy = facts.parts.get("trainer.strategy")
     if requested is not None and dtype not in (None, requested) and isinstance(strategy, MegatronStrategy):
         yield (
-            f"peft.lora_dtype={requested}: the precision makes all parameters {dtype}. Leave lora_dtype unset, or choose another "
-            "precision in trainer.plugins."
+            f"{facts.parts.peft_at}.lora_dtype={requested}: the precision makes all parameters {dtype}. Leave lora_dtype "
+            "unset, or choose another precision in trainer.plugins."
         )

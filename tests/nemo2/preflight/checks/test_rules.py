@@ -14,7 +14,10 @@ from megatron.core.optimizer import OptimizerConfig
 from megatron.core.transformer.transformer_config import TransformerConfig
 
 from nemo2.base.errors import ConfigError
+from nemo2.callbacks import ModelTransform
+from nemo2.config import Config
 from nemo2.mcore.settle.machine import Machine
+from nemo2.models.peft import DoRA
 from nemo2.preflight.checks.parts import check_parts
 from nemo2.preflight.checks.table import RULES, TOPICS
 from support.megatron_verdict import verdicts
@@ -137,6 +140,14 @@ def test_megatron_core_refuses_the_broken_recipe(example: Example, megatron: dic
 def test_models_that_torch_shards_are_judged_by_the_rules_of_layouts_too(changes: str, rule: str) -> None:
     case = Case(recipe="llama_tiny", changes=("trainer.strategy=FSDP2Strategy", *changes.split()), devices=2)
     assert [problem.rule for problem in problems_of(case)] == [rule]
+
+
+@pytest.mark.parametrize("place", ["model.model_transform", "trainer.callbacks"])
+def test_a_peft_method_is_judged_wherever_it_stands(place: str) -> None:
+    method = Config(DoRA)
+    assigned = {place: method if place.startswith("model") else [Config(ModelTransform, model_transform=method)]}
+    case = Case(recipe="llama_tiny", changes=("trainer.strategy=FSDPStrategy",), assigned=assigned, devices=2)
+    assert [problem.rule for problem in problems_of(case)] == ["adapters-read-whole-weights"]
 
 
 @pytest.mark.skipif(

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from nemo2.models.peft import PEFT
 from nemo2.recipes import _shipped, llama3_8b
 from support.nightly import daily_and_nightly
 
@@ -145,3 +146,20 @@ def test_an_adapter_of_a_router_fits_the_number_of_experts() -> None:
 
     small = shrink(recipes.get("nemotron3_nano_30b_a3b").finetune_recipe(peft_scheme="lora")).recipe
     assert small.peft.dim <= small.model.config.num_moe_experts
+
+
+def test_a_method_of_the_users_own_without_a_rank_stays() -> None:
+    from nemo2 import llm
+    from nemo2.config import Config
+    from nemo2.preflight.rehearse.shrink import shrink
+
+    recipe: Any = llm.llama_tiny.finetune_recipe()
+    recipe.peft = Config(Norms)
+    assert shrink(recipe).recipe.peft == recipe.peft
+
+
+class Norms(PEFT):
+    """A method without a rank."""
+
+    def transform(self, module: Any, name: Any = None, prefix: Any = None) -> Any:
+        return module.requires_grad_("norm" in name)
