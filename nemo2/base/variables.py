@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Environment variables that are set for a while."""
+"""Environment variables and attributes that are set for a while."""
 
 import contextlib
 import os
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 
 @contextlib.contextmanager
@@ -18,3 +19,16 @@ def environment(variables: Mapping[str, str]) -> Iterator[None]:
             os.environ.pop(name, None)
             if value is not None:
                 os.environ[name] = value
+
+
+@contextlib.contextmanager
+def replaced(owner: Any, **attributes: Any) -> Iterator[None]:
+    """A context in which these attributes of ``owner``, an object or a module, have other values."""
+    before = {name: getattr(owner, name) for name in attributes}
+    for name, value in attributes.items():
+        setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(owner, name, value)

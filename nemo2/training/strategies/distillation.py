@@ -26,6 +26,7 @@ from torch import Tensor
 from nemo2.base import ranks
 from nemo2.base.errors import ConfigError
 from nemo2.base.names import did_you_mean
+from nemo2.base.variables import replaced
 from nemo2.checkpoint.context import tokenizer_settings
 from nemo2.checkpoint.foreign_files import read_yaml
 from nemo2.config.capture import configurable
@@ -209,11 +210,8 @@ class DistillationCallback(pl.Callback):
         def logits_or_losses(labels: Tensor, logits: Tensor) -> Tensor:
             return logits.transpose(0, 1).contiguous() if labels is self._text else losses(labels, logits)
 
-        core.compute_language_model_loss = logits_or_losses
-        try:
+        with replaced(core, compute_language_model_loss=logits_or_losses):
             yield
-        finally:
-            core.compute_language_model_loss = losses
 
     def _loss(self, logits: Tensor, teacher: Optional[TeacherLogits], text: Tensor) -> Tensor:
         """The loss of each token, ``[batch, sequence]``."""

@@ -34,10 +34,6 @@ GEMMA_DEFAULTS: dict[str, Any] = {"head_dim": 256, "max_position_embeddings": 81
 TANH = "gelu_pytorch_tanh"
 
 
-def _flat(hf: Config) -> Config:
-    return overlaid(hf, hidden_act=hf.get("hidden_activation") or hf.get("hidden_act", TANH))
-
-
 GEMMA = decoder_conversion(
     "GemmaForCausalLM",
     GemmaModel,
@@ -46,7 +42,7 @@ GEMMA = decoder_conversion(
     fields=decoder_fields(num_key_value_heads=16, **GEMMA_DEFAULTS),
     only={"model_type": "gemma", "hidden_act": TANH, "attention_bias": False},
     translations=[Translation(theirs=lambda own: {"hidden_activation": TANH})],
-    flat=_flat,
+    flat=lambda hf: overlaid(hf, hidden_act=hf.get("hidden_activation") or hf.get("hidden_act", TANH)),
 )
 
 

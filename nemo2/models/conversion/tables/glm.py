@@ -102,10 +102,6 @@ def _groups(hf: Config) -> dict[str, Any]:
     return groups
 
 
-def _groups_of(ours: GLM4MoEConfig) -> dict[str, Any]:
-    return {theirs: getattr(ours, name) or 1 for theirs, name in _GROUPS.items()}
-
-
 GLM4_MOE = decoder_conversion(
     "Glm4MoeForCausalLM",
     GLM4MoEModel,
@@ -121,7 +117,7 @@ GLM4_MOE = decoder_conversion(
     ],
     only={"model_type": "glm4_moe", "hidden_act": "silu", "norm_topk_prob": True},
     translations=[
-        Translation(_groups, _groups_of),
+        Translation(_groups, lambda ours: {theirs: getattr(ours, name) or 1 for theirs, name in _GROUPS.items()}),
         dense_then_experts(1408, default=1),
         FURTHER_PREDICTIONS,
     ],

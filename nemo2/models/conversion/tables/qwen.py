@@ -82,10 +82,6 @@ def _refuse_windows(hf: Config) -> dict[str, Any]:
     return {}
 
 
-def _rows(config: Qwen2MoEConfig) -> list[Row]:
-    return rows_with_experts(config, shared_expert())
-
-
 def shared_expert() -> list[Row]:
     """A layer's shared expert, and the gate of its output."""
     return [
@@ -98,7 +94,7 @@ QWEN2_MOE = decoder_conversion(
     "Qwen2MoeForCausalLM",
     Qwen2MoEModel,
     Qwen2MoEConfig,
-    rows=_rows,
+    rows=lambda config: rows_with_experts(config, shared_expert()),
     fields=[
         *decoder_fields(head_dim=DERIVED, num_key_value_heads=16, max_position_embeddings=32768),
         Field("qkv_bias", "add_qkv_bias", True),
