@@ -3,7 +3,7 @@
 
 import contextlib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 
@@ -24,11 +24,19 @@ def environment(variables: Mapping[str, str]) -> Iterator[None]:
 @contextlib.contextmanager
 def replaced(owner: Any, **attributes: Any) -> Iterator[None]:
     """A context in which these attributes of ``owner``, an object or a module, have other values."""
-    before = {name: getattr(owner, name) for name in attributes}
-    for name, value in attributes.items():
-        setattr(owner, name, value)
+    with all_set((owner, name, value) for name, value in attributes.items()):
+        yield
+
+
+@contextlib.contextmanager
+def all_set(values: Iterable[tuple[Any, str, Any]]) -> Iterator[None]:
+    """`replaced` for (owner, name, value) of several owners."""
+    before = []
     try:
+        for owner, name, value in values:
+            before.append((owner, name, getattr(owner, name)))
+            setattr(owner, name, value)
         yield
     finally:
-        for name, value in before.items():
+        for owner, name, value in reversed(before):
             setattr(owner, name, value)

@@ -29,7 +29,7 @@ from nemo2.base.backend.cpu import CpuBackend
 from nemo2.base.backend.patching import Patch, Patcher
 from nemo2.base.backend.te_stub import transformer_engine_stub
 from nemo2.base.errors import RuntimeFault
-from nemo2.base.variables import environment, replaced
+from nemo2.base.variables import all_set, environment, replaced
 from nemo2.mcore.parallel.groups import destroy_model_parallel
 from nemo2.preflight.rehearse.silent_group import BACKEND, Call, listen, register
 from nemo2.preflight.rehearse.tracker import WORK, Sums, Tracker
@@ -257,18 +257,14 @@ def _batch(
     }
 
 
-@contextlib.contextmanager
-def _passes(tracker: Tracker) -> Iterator[None]:
+def _passes(tracker: Tracker) -> contextlib.AbstractContextManager[None]:
     """The tracker's phase, and the part that its allocations belong to, in each pass that Megatron-Core's schedule runs. A
     `ScheduleNode` is a layer's part of a pass, where a micro-batch's forward and another's backward run side by side
     (overlap_moe_expert_parallel_comm)."""
-    with contextlib.ExitStack() as restored:
-        for phase in ("forward", "backward"):
-            for owner, name in ((schedules, f"{phase}_step"), (ScheduleNode, phase)):
-                original = getattr(owner, name)
-                restored.callback(setattr, owner, name, original)
-                setattr(owner, name, _during(phase, tracker)(original))
-        yield
+    places: list[tuple[Any, str, str]] = []
+    for phase in ("forward", "backward"):
+        places += [(schedules, f"{phase}_step", phase), (ScheduleNode, phase, phase)]
+    return all_set([(owner, name, _during(phase, tracker)(getattr(owner, name))) for owner, name, phase in places])
 
 
 @contextlib.contextmanager
