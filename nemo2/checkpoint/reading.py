@@ -33,6 +33,7 @@ from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPla
 from torch.distributed.checkpoint.utils import _ReaderView
 from torch.futures import Future
 
+from nemo2.base.variables import replaced
 from nemo2.checkpoint.metadata import read_metadata
 from nemo2.checkpoint.writer_process import persistently
 
@@ -217,16 +218,12 @@ def direct_reading(agree: Optional[Agree] = None) -> Iterator[None]:
     if MultiStorageClientFeature.is_enabled():
         yield
         return
-    original = mcore._get_filesystem_reader
 
     def reader(checkpoint_dir: str | os.PathLike, *args: Any, **kwargs: Any) -> DirectReader:
         return DirectReader(checkpoint_dir, agree)
 
-    mcore._get_filesystem_reader = reader
-    try:
+    with replaced(mcore, _get_filesystem_reader=reader):
         yield
-    finally:
-        mcore._get_filesystem_reader = original
 
 
 # ------------------------------------------------------------------------------------------------------ archives

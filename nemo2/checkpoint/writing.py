@@ -17,7 +17,7 @@ import os
 import resource
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from itertools import chain
 from typing import Any, Optional
 
@@ -29,6 +29,7 @@ from megatron.core.dist_checkpointing.strategies.torch import TorchDistSaveShard
 from torch.distributed.checkpoint import filesystem
 
 from nemo2.base.backend import get_backend
+from nemo2.base.variables import replaced
 from nemo2.checkpoint.background import Image
 from nemo2.checkpoint.directory import sha256
 from nemo2.checkpoint.writer_process import persistently
@@ -202,16 +203,10 @@ def in_own_storage(tensor: torch.Tensor) -> torch.Tensor:
     return octets.view(tensor.dtype).view(tensor.shape)
 
 
-@contextmanager
-def without_crc() -> Iterator[None]:
+def without_crc() -> AbstractContextManager[None]:
     """Don't compute torch's CRC-32 of every tensor. Nothing reads it, and the files have a SHA-256. The setting is per
     thread."""
-    options = torch.utils.serialization.config.save
-    before, options.compute_crc32 = options.compute_crc32, False
-    try:
-        yield
-    finally:
-        options.compute_crc32 = before
+    return replaced(torch.utils.serialization.config.save, compute_crc32=False)
 
 
 def with_reason(words: str, paths: list[str]) -> str:

@@ -8,6 +8,7 @@ fiddle nor nemo-run.
 """
 
 import dataclasses
+import difflib
 import enum
 import functools
 import inspect
@@ -19,7 +20,6 @@ from typing import Any, TypeVar, cast, overload
 from nemo2.base.errors import ConfigError, UnknownNameError
 from nemo2.base.names import did_you_mean
 from nemo2.config.aliases import aliases_of, gone, parameter_names, parameters_of, register_aliases
-from nemo2.config.attributes import guard
 from nemo2.config.dtypes import read_dtype
 from nemo2.config.provenance import Call, is_same, line_of_caller, note_call, note_own_changes, record_of
 
@@ -352,3 +352,59 @@ def _freeze(value: Any) -> Any:
         return _NOT_PLAIN
     frozen = {name: _freeze(item) for name, item in arguments.items()}
     return (type(value), {name: arguments[name] if item is _NOT_PLAIN else item for name, item in frozen.items()})
+
+
+_GUARD = "__nemo2_guard__"
+_KEEP_STATE = {
+    ("torch.nn.modules.module", "Module"),
+    ("lightning.pytorch.core.datamodule", "LightningDataModule"),
+    ("lightning.pytorch.trainer.trainer", "Trainer"),
+}
+_SET_BY_LIGHTNING = {"log", "log_dict"}
+"""What its trainer hangs on every callback without declaring it."""
+_ALMOST = 0.85
+"""The required share of equal letters: one or two letters may differ, not a word."""
+
+
+def guard(cls: type, *, ready: Callable[[Any], bool], refusal: Callable[[type, str], Exception]) -> None:
+    """Make instances of ``cls`` and of its subclasses in nemo2 refuse unknown attributes.
+
+    Args:
+        ready: Whether an object's constructor has ended.
+        refusal: The error for a class and a name.
+    """
+    original: Any = cls.__setattr__
+    if getattr(original, _GUARD, False):
+        return
+
+    def __setattr__(self: Any, name: str, value: Any) -> None:
+        if name not in self.__dict__ and ready(self) and _means_nothing(self, name):
+            raise refusal(type(self), name)
+        original(self, name, value)
+
+    setattr(__setattr__, _GUARD, True)
+    cls.__setattr__ = __setattr__  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def _means_nothing(obj: Any, name: str) -> bool:
+    cls = type(obj)
+    if (
+        name.startswith("_")
+        or name in _SET_BY_LIGHTNING
+        or not cls.__module__.startswith("nemo2.")
+        or hasattr(cls, name)
+    ):
+        return False
+    registered = (obj.__dict__.get(kind, ()) for kind in ("_modules", "_parameters", "_buffers"))
+    if any(name in names for names in registered) or name in (names_of_class := _known(cls)):
+        return False
+    keeps_state = any((base.__module__, base.__qualname__) in _KEEP_STATE for base in cls.__mro__)
+    if not keeps_state or gone(cls, name) is not None:
+        return True
+    public = (one for one in obj.__dict__ if not one.startswith("_"))
+    return bool(difflib.get_close_matches(name, {*names_of_class, *public}, n=1, cutoff=_ALMOST))
+
+
+def _known(cls: type) -> set[str]:
+    declared = (name for base in cls.__mro__ for name in getattr(base, "__annotations__", {}))
+    return {*parameter_names(cls), *aliases_of(cls), *declared}

@@ -27,10 +27,6 @@ def recorded_at(file: str, line: int, function: Optional[str] = None) -> Iterato
         _PLACE.reset(token)
 
 
-def _place() -> history.Location:
-    return _PLACE.get() or _LINE_OF_CODE()
-
-
 _LINE_OF_CODE = history._location_provider
 history.add_exclude_location(os.path.normpath("nemo2/config/located.py"))
-history._location_provider = _place
+history._location_provider = lambda: _PLACE.get() or _LINE_OF_CODE()

@@ -22,6 +22,7 @@ import numpy as np
 
 from nemo2.base.errors import DataError
 from nemo2.base.files import open_regular, read_bounded, replacing
+from nemo2.base.variables import replaced
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
@@ -130,11 +131,8 @@ def guarded(directory: str, *, by_hash: bool) -> Iterator[None]:
         else:
             write_array(Path(file), np.asanyarray(array))
 
-    np.load, np.save = load_numbers, save_whole
-    try:
+    with replaced(np, load=load_numbers, save=save_whole):
         yield
-    finally:
-        np.load, np.save = load, save
 
 
 def read_array(path: Path, *, by_hash: bool) -> np.ndarray:

@@ -3,17 +3,20 @@
 
 import copy
 import os
+import re
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import nemo_run
+from nemo_run.core.execution.launcher import Launcher
 
 from nemo2.base.advice import advice, own_data, print_warning
-from nemo2.base.counts import require_counts
-from nemo2.base.errors import CannotBuild, ConfigError, RuntimeFault
+from nemo2.base.counts import counted, require_counts
+from nemo2.base.errors import EXIT_PREEMPTED, CannotBuild, ConfigError, RuntimeFault
 from nemo2.base.names import safe_name
 from nemo2.checkpoint.auto_resume import refuse_unresumable
 from nemo2.data.mock import is_mock
@@ -21,14 +24,17 @@ from nemo2.launch.announce import print_end, print_start
 from nemo2.launch.clusters import resolve_executor
 from nemo2.launch.environment import known_variables, set_variables
 from nemo2.launch.executor_fields import check_fields, start_with_torchrun, text_variables, warn_of_unused_fields
-from nemo2.launch.executor_ranks import refuse_other_ranks, set_ranks
+from nemo2.launch.executor_ranks import launcher_of, refuse_other_ranks, set_ranks
 from nemo2.launch.experiment import on_experiment
-from nemo2.launch.gpu_requests import check_gpus
+from nemo2.launch.failure import RankFailure
 from nemo2.launch.plugins.apply import Plugins, apply_plugins, build_plugins
 from nemo2.launch.request import LaunchRequest
-from nemo2.launch.result import RunResult
-from nemo2.launch.slurm.run import on_slurm
+from nemo2.launch.result import RunResult, Status
+from nemo2.launch.slurm.follow import CONTINUED, follow, run_directory
+from nemo2.launch.slurm.script import job_script
 from nemo2.launch.slurm.settings import ClusterSettings
+from nemo2.launch.slurm.shell import shell_of
+from nemo2.launch.slurm.start import prepare, submit
 from nemo2.mcore.settle.machine import Machine
 from nemo2.mcore.settle.world import World, world_of
 from nemo2.training.run_dir.faults import FAULT_DIR_VARIABLE
@@ -324,3 +330,105 @@ def apply_shape(
         world.nodes,
         name or getattr(log, "name", None) or getattr(target, "__name__", "run"),
     )
+
+
+_RESOURCE = re.compile(r"(?:gres/)?gpu(?::[^:,=]*[^:,=\d][^:,=]*)?(?:[:=](\d+))?\Z")
+
+_SHAPE = re.compile(r"gpu\.(?:(\d+)x)?")
+"""The beginning of Lepton's names of shapes, such as gpu.8xh100-sxm and gpu.a10."""
+
+
+def check_gpus(executor: Any, recipe: Any, *, devices: int, nodes: int) -> None:
+    """Refuse an executor that requests fewer GPUs per node than there are ranks. Report one that requests more, or none.
+    `nemo2.launch.executor_ranks` sets the number on the executors whose ranks are counted in GPUs.
+
+    Raises:
+        ConfigError: there are more ranks than GPUs.
+    """
+    for request, gpus in _requests(executor, devices=devices):
+        if gpus < devices:
+            splits = gpus and not devices % gpus and type(executor).__name__ != "DockerExecutor"  # which has one node
+            fit = f"{nodes * devices // gpus} nodes of {gpus}, or " if splits else ""
+            raise ConfigError(
+                f"trainer.devices={devices}: the executor requests only {counted(gpus, 'GPU')} per node ({request}), but "
+                f"each rank needs one. Use {fit}nodes of at most {gpus} ({advice('--devices', 'devices')}={gpus}), or "
+                f"correct {request.partition('=')[0]}."
+            )
+        if gpus > devices:
+            print_warning(
+                f"{request} requests {gpus} GPUs per node, of which the run uses {devices} (trainer.devices)."
+            )
+    field = _without_gpus(executor)
+    if field and getattr(getattr(recipe, "trainer", None), "accelerator", None) != "cpu":
+        kind, value = type(executor).__name__, getattr(executor, field)
+        print_warning(f"{kind}.{field}={value!r} requests no GPU, so the ranks train on CPUs or fail. Set {field}.")
+
+
+def _requests(executor: Any, *, devices: int) -> Iterator[tuple[str, int]]:
+    """The settings that request GPUs, and the number on each node."""
+    kind = type(executor).__name__
+    if kind == "DockerExecutor" and (executor.num_gpus or 0) > 0:  # -1: all
+        yield f"num_gpus={executor.num_gpus}", executor.num_gpus
+    if kind == "LeptonExecutor" and (match := _SHAPE.match(executor.resource_shape)):
+        yield f"resource_shape={executor.resource_shape}", int(match[1] or 1)
+    if kind != "SlurmExecutor":
+        return
+    if gpus := executor.gpus_per_node:
+        yield f"gpus_per_node={gpus}", gpus
+    if resources := [match for word in (executor.gres or "").split(",") if (match := _RESOURCE.match(word.strip()))]:
+        yield f"gres={executor.gres}", sum(int(match[1] or 1) for match in resources)
+    if gpus := executor.gpus_per_task:
+        by_srun = type(launcher_of(executor)) is Launcher
+        yield f"gpus_per_task={gpus}{'' if by_srun else ' of one torchrun'}", gpus * (devices if by_srun else 1)
+
+
+def _without_gpus(executor: Any) -> str:
+    """The field by which this executor would request GPUs, if it requests none. "": it may request some."""
+    kind = type(executor).__name__
+    if kind == "DockerExecutor":
+        other = executor.runtime or "device_requests" in executor.additional_kwargs
+        return "" if executor.num_gpus or other else "num_gpus"
+    if kind.startswith("Skypilot"):
+        return "" if executor.gpus or executor.instance_type else "gpus"
+    if kind == "DGXCloudExecutor":
+        return "" if executor.gpus_per_node or "compute" in executor.custom_spec else "gpus_per_node"
+    if kind == "LeptonExecutor":
+        return "resource_shape" if executor.resource_shape.startswith("cpu.") else ""
+    if kind == "SlurmExecutor":  # a partition may have GPUs without a request
+        return "gpus_per_node" if executor.gpus_per_node == 0 and not list(_requests(executor, devices=1)) else ""
+    return ""
+
+
+def on_slurm(request: LaunchRequest, settings: ClusterSettings) -> RunResult:
+    """Submit a recipe as a job and follow it, or print the job with the reasons of its settings. Ctrl-C leaves the job to
+    Slurm."""
+    job, secrets = prepare(request, settings)
+    if request.dryrun:
+        print(job_script(job), end="")
+        notes = [*request.reasons, *(f"{key}: in a file of mode 0600" for key in sorted(secrets))]
+        if notes:
+            print("\n".join(["", "# because", *(f"#   {line}" for line in notes)]))
+        return request.result("dryrun")
+    started = time.monotonic()
+    submission = submit(job, request, settings, secrets=secrets)
+    facts: dict[str, Any] = {"log_dir": Path(submission.folder), "jobs": tuple(submission.jobs)}
+    print(f"submitted as job {' '.join(submission.jobs)}; its folder: {submission.folder}", flush=True)
+    if request.detach:
+        return request.result("submitted", **facts)
+    shell = shell_of(request.executor.tunnel)
+    try:
+        ending = follow(submission, shell)
+    except KeyboardInterrupt:
+        print(f"\nThe run continues. `scancel {' '.join(submission.jobs)}` saves and ends it.", file=sys.stderr)
+        raise
+    directory = run_directory(shell, submission.folder)
+    facts |= {"run_dir": Path(directory) if directory else None, "seconds": time.monotonic() - started}
+    if ending.state == "done":
+        return request.result("succeeded", **facts)
+    if ending.state == CONTINUED:
+        print(ending.message, flush=True)
+        return request.result("continued", EXIT_PREEMPTED, **facts)
+    message = f"{ending.message.rstrip('.')}. Logs of all ranks: {submission.folder}/lives"
+    failure = RankFailure(message, rank=ending.rank, exit_code=1, details="", log_dir=Path(submission.folder))
+    status: Status = "cancelled" if ending.state == "cancelled" else "failed"
+    return request.result(status, 1, failure=failure, **facts)

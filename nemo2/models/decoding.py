@@ -4,8 +4,8 @@
 Every rank of a tensor-, expert- and pipeline-parallel group must feed the same tokens and gets the same logits.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Optional
 
 import torch
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from nemo2.base.backend import get_backend
 from nemo2.base.errors import ConfigError
+from nemo2.base.variables import all_set
 from nemo2.models.rotary import StretchedRotaryEmbedding, Stretching
 
 _PRODUCT = "_forward_impl"
@@ -82,15 +83,28 @@ def logits_of_stage(core: Any, tokens: Tensor, context: Any = None) -> Optional[
     batch, length = tokens.shape
     start = 0 if context is None else context.sequence_len_offset
     positions = torch.arange(start, start + length, device=tokens.device).expand(batch, length).contiguous()
-    group: Any = parallel_state.get_pipeline_model_parallel_group()
+    options = {"inference_context": context, "runtime_gather_output": True}
+    return through_stage(core, lambda: core(tokens, positions, None, **options), batch=batch, length=length)
+
+
+def through_stage(core: Any, run: Callable[[], Tensor], *, batch: int, length: int) -> Optional[Tensor]:
+    """The result of ``run``, this pipeline stage's forward, on the last stage. The others send theirs on. None: another stage.
+
+    Args:
+        core: The stage. ``run`` reads what the stage before has sent from it.
+        batch: The number of sequences.
+        length: The tokens of each sequence on this context-parallel rank.
+    """
     config = core.config
+    group: Any = parallel_state.get_pipeline_model_parallel_group()
     dtype = config.pipeline_dtype or config.params_dtype
     if not parallel_state.is_pipeline_first_stage():
         share = length // config.tensor_model_parallel_size if config.sequence_parallel else length
-        hidden = torch.empty(share, batch, config.hidden_size, dtype=dtype, device=tokens.device)
+        device = next(core.parameters()).device
+        hidden = torch.empty(share, batch, config.hidden_size, dtype=dtype, device=device)
         torch.distributed.recv(hidden, parallel_state.get_pipeline_model_parallel_prev_rank(), group=group)
         core.set_input_tensor(hidden)
-    output = core(tokens, positions, None, inference_context=context, runtime_gather_output=True)
+    output = run()
     if parallel_state.is_pipeline_last_stage():
         return output
     following = parallel_state.get_pipeline_model_parallel_next_rank()
@@ -110,8 +124,7 @@ def from_last_stage(value: Optional[Tensor], shape: tuple[int, ...]) -> Tensor:
     return value
 
 
-@contextmanager
-def without_sequence_parallelism(core: nn.Module) -> Iterator[None]:
+def without_sequence_parallelism(core: nn.Module) -> AbstractContextManager[None]:
     """A context in which ``core`` runs without sequence parallelism, because a single token can't be sharded. The
     parameters stay the same.
 
@@ -121,14 +134,8 @@ def without_sequence_parallelism(core: nn.Module) -> Iterator[None]:
     """
     names = ("sequence_parallel", "scatter_to_sequence_parallel", "reduce_scatter_embeddings")
     holders = {id(one): one for module in core.modules() for one in (module, getattr(module, "config", None))}
-    switched = [(holder, name) for holder in holders.values() for name in names if getattr(holder, name, None) is True]
-    for one, name in switched:
-        setattr(one, name, False)
-    try:
-        yield
-    finally:
-        for one, name in switched:
-            setattr(one, name, True)
+    fields = ((holder, name) for holder in holders.values() for name in names)
+    return all_set([(holder, name, False) for holder, name in fields if getattr(holder, name, None) is True])
 
 
 @contextmanager

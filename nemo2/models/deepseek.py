@@ -9,13 +9,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, Optional, Union
 
+import torch
 import torch.nn.functional as F
+from megatron.core.transformer.moe.router import TopKRouter
 from megatron.core.transformer.transformer_config import MLATransformerConfig
+from torch import Tensor, nn
 
 from nemo2.base.backend.extras import have_te
 from nemo2.config.capture import configurable
 from nemo2.models.gpt import GPTConfig, GPTModel
-from nemo2.models.layers.group_routing import rank_groups_by_best_expert
 
 _LATENT_NORMS = (".q_layernorm", ".kv_layernorm", ".linear_q_up_proj", ".linear_kv_up_proj")
 """Modules that normalize a latent: norms, and projections that Transformer Engine fuses with one."""
@@ -194,3 +196,58 @@ class DeepSeekModel(GPTModel):
     """The LightningModule of DeepSeek; see `GPTModel`."""
 
     default_config = DeepSeekV2Config
+
+
+# (scores [tokens, experts], topk, num_groups, group_topk) -> the picked scores and experts, [tokens, topk] each
+Choice = Callable[..., tuple[Tensor, Tensor]]
+
+
+class BestOfGroup:
+    """The choice of experts of a router with groups: only experts of the ``group_topk`` groups with the largest single
+    scores.
+
+    ``recorded`` is the router's own replay, which still records and replays these choices. None: it has none.
+    """
+
+    def __init__(self, recorded: Optional[Any] = None):
+        self.recorded = recorded
+        self.layer_number: Optional[int] = None
+        """Written by the router, where Megatron-Core numbers its layers."""
+
+    def get_replay_topk(
+        self,
+        scores: Tensor,
+        topk: int,
+        num_groups: Optional[int] = None,
+        group_topk: Optional[int] = None,
+        default_compute_topk: Optional[Choice] = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Scores ``[tokens, topk]`` and experts ``[tokens, topk]`` that the router picks of ``scores`` ``[tokens, experts]``."""
+        assert default_compute_topk is not None, "routers pass their own choice"
+        pick = default_compute_topk
+
+        def choose(
+            scores: Tensor, topk: int, num_groups: Optional[int] = None, group_topk: Optional[int] = None
+        ) -> tuple[Tensor, Tensor]:
+            return pick(_of_best_groups(scores, num_groups, group_topk), topk)
+
+        if self.recorded is None:
+            return choose(scores, topk, num_groups, group_topk)
+        return self.recorded.get_replay_topk(scores, topk, num_groups, group_topk, choose)
+
+
+def rank_groups_by_best_expert(model: nn.Module) -> None:
+    """Makes every router of ``model`` rank its groups of experts by the largest score in each."""
+    for module in model.modules():
+        if isinstance(module, TopKRouter):
+            router: Any = module
+            router.router_replay = BestOfGroup(router.router_replay)
+
+
+def _of_best_groups(scores: Tensor, num_groups: Optional[int], group_topk: Optional[int]) -> Tensor:
+    """``scores`` ``[tokens, experts]`` with -inf outside of the ``group_topk`` groups with the largest maxima."""
+    if not group_topk or not num_groups:
+        return scores
+    best = scores.unflatten(-1, (num_groups, -1)).amax(dim=-1)
+    is_best = torch.zeros_like(best, dtype=torch.bool).scatter(1, best.topk(group_topk, dim=-1).indices, True)
+    return scores.masked_fill(~is_best.repeat_interleave(scores.size(-1) // num_groups, dim=-1), float("-inf"))

@@ -6,12 +6,30 @@ Sources: the ERNIE 4.5 technical report, Baidu 2025; transformers' ``Ernie4_5_Mo
 baidu/ERNIE-4.5-21B-A3B-PT; config.json of ERNIE-4.5-300B-A47B-PT. The layer of multi-token prediction is not included.
 """
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
+
+import torch
+from torch import Tensor
 
 from nemo2.models.decoder import GroupedExperts
 from nemo2.models.ernie45 import ERNIE45Config
 from nemo2.models.gpt import GPTModel
-from nemo2.models.layers.biased_softmax import score_by_softmax
+
+_LARGEST = -1e-6
+"""The largest log p, at which the gradient of log(1 - p) is still finite."""
+
+
+def score_by_softmax(router: Any) -> None:
+    """Make a router of sigmoid scores score by softmax. Its z-loss, which comes first, is that of its own logits."""
+    router.apply_z_loss = partial(_as_sigmoid, router.apply_z_loss)
+
+
+def _as_sigmoid(apply_z_loss: Callable[..., Tensor], logits: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    """``logits`` [tokens, experts]."""
+    log_p = torch.log_softmax(apply_z_loss(logits, *args, **kwargs).float(), dim=-1).clamp(max=_LARGEST)
+    return (log_p - torch.log1p(-log_p.exp())).to(logits.dtype)
 
 
 class ERNIE45MoEConfig(
@@ -23,7 +41,7 @@ class ERNIE45MoEConfig(
     moe_router_dtype="fp32",
     moe_aux_loss_coeff=1e-3,
 ):
-    """Settings that both sizes of ERNIE 4.5 with experts share. Scores are a softmax (`nemo2.models.layers.biased_softmax`)."""
+    """Settings that both sizes of ERNIE 4.5 with experts share. Scores are a softmax (`nemo2.models.ernie45_moe`)."""
 
     def customize_model(self, model: Any) -> None:
         super().customize_model(model)

@@ -12,18 +12,15 @@ from megatron.core.tensor_parallel import layers
 from torch import nn
 
 from nemo2.base.backend.extras import APEX, has, have_te
+from nemo2.base.variables import replaced
 
 
 def fusing_where_possible(build: Callable[[], nn.Module]) -> Any:
     """The model that ``build`` makes. Without Apex, Megatron-Core's own linear layers in it don't fuse, and don't raise."""
     if has(APEX) or not have_te():
         return build()
-    before = layers._grad_accum_fusion_available
-    layers._grad_accum_fusion_available = True
-    try:
+    with replaced(layers, _grad_accum_fusion_available=True):
         model = build()
-    finally:
-        layers._grad_accum_fusion_available = before
     for module in model.modules():
         if isinstance(module, (layers.ColumnParallelLinear, layers.RowParallelLinear)):
             module.gradient_accumulation_fusion = False

@@ -16,7 +16,7 @@ from nemo2.base.errors import ConfigError
 from nemo2.config import Config
 from nemo2.data import PreTrainingDataModule
 from nemo2.launch import RankFailure, launch
-from nemo2.launch.kubeflow.manifest import job_name
+from nemo2.launch.kubeflow.run import job_name
 from nemo2.recipes import llama_tiny
 from nemo2.training.run_dir.records import read_metrics
 

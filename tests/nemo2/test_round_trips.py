@@ -21,9 +21,9 @@ from nemo2.checkpoint.directory import Manifest, finished, publish, read_manifes
 from nemo2.checkpoint.lineage import Run, begin, run_of
 from nemo2.config.reading import from_json
 from nemo2.config.serialize import to_json
+from nemo2.data.finetuning.base import Samples, write_samples
 from nemo2.data.finetuning.encode import Report
 from nemo2.data.finetuning.sample import Sample
-from nemo2.data.finetuning.store import Samples, write_samples
 from nemo2.data.index_cache import read_array, write_array
 from nemo2.data.input_changes import compare
 from nemo2.data.inputs import Input

@@ -24,6 +24,7 @@ import torch
 from nemo2.base.backend.null_cuda import NullContext, NullEvent, NullStream
 from nemo2.base.backend.patching import Patch
 from nemo2.base.backend.te_absent import adam_patches, kernel_patches, recomputation_patch
+from nemo2.base.variables import replaced
 
 _CPU = torch.device("cpu")
 _THE_STREAM = NullStream()
@@ -41,33 +42,23 @@ def _means_cuda(device: Any) -> bool:
     return isinstance(device, int) and not isinstance(device, bool)
 
 
-def _on_cpu(original: Callable[..., Any]) -> Callable[..., Any]:
+def _on_cpu(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """A tensor factory that creates tensors for a GPU on the CPU, and ignores page-locking."""
-
-    @functools.wraps(original)
-    def factory(*args: Any, **kwargs: Any) -> Any:
-        if kwargs:
-            if _means_cuda(kwargs.get("device")):
-                kwargs["device"] = _CPU
-            if kwargs.get("pin_memory"):
-                kwargs["pin_memory"] = False
-        return original(*args, **kwargs)
-
-    return factory
-
-
-def _method_on_cpu(original: Callable[..., Any]) -> Callable[..., Any]:
-    """A method whose device may also be the first positional argument."""
-
-    @functools.wraps(original)
-    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if args and _means_cuda(args[0]):
-            args = (_CPU, *args[1:])
-        if kwargs and _means_cuda(kwargs.get("device")):
+    if kwargs:
+        if _means_cuda(kwargs.get("device")):
             kwargs["device"] = _CPU
-        return original(self, *args, **kwargs)
+        if kwargs.get("pin_memory"):
+            kwargs["pin_memory"] = False
+    return original(*args, **kwargs)
 
-    return method
+
+def _method_on_cpu(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
+    """A method whose device may also be the first positional argument."""
+    if args and _means_cuda(args[0]):
+        args = (_CPU, *args[1:])
+    if kwargs and _means_cuda(kwargs.get("device")):
+        kwargs["device"] = _CPU
+    return original(self, *args, **kwargs)
 
 
 def _unchanged(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
@@ -147,48 +138,34 @@ _TYPES_OF_A_GPU = {
 }
 
 
-def _with_types_of_a_gpu(original: Callable[..., Any]) -> Callable[..., Any]:
+def _with_types_of_a_gpu(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """While the function runs, `Tensor.type()` names types of a GPU, `torch.cuda.FloatTensor` and the like."""
-
-    @functools.wraps(original)
-    def run(*args: Any, **kwargs: Any) -> Any:
-        tensor: Any = torch.Tensor
-        type_of = tensor.type
-        tensor.type = lambda self: _TYPES_OF_A_GPU.get(self.dtype, "torch.cuda.Tensor")
-        try:
-            return original(*args, **kwargs)
-        finally:
-            tensor.type = type_of
-
-    return run
+    with replaced(torch.Tensor, type=lambda self: _TYPES_OF_A_GPU.get(self.dtype, "torch.cuda.Tensor")):
+        return original(*args, **kwargs)
 
 
-def _split_sizes_as_numpy(original: Callable[..., Any]) -> Callable[..., Any]:
+def _split_sizes_as_numpy(
+    original: Callable[..., Any], tensor: Any, as_numpy: bool = False, record_stream: bool = False
+) -> Any:
     """Convert split sizes to numpy. `maybe_move_tensor_to_cpu` does so only for tensors of a GPU."""
-
-    @functools.wraps(original)
-    def maybe_move_tensor_to_cpu(tensor: Any, as_numpy: bool = False, record_stream: bool = False) -> Any:
-        if as_numpy and isinstance(tensor, torch.Tensor):
-            return tensor.numpy()
-        return original(tensor, as_numpy=as_numpy, record_stream=record_stream)
-
-    return maybe_move_tensor_to_cpu
+    if as_numpy and isinstance(tensor, torch.Tensor):
+        return tensor.numpy()
+    return original(tensor, as_numpy=as_numpy, record_stream=record_stream)
 
 
-def _gathered_evenly(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+def _gathered_evenly(
+    original: Callable[..., Any],
+    input_: torch.Tensor,
+    group: Any,
+    output_split_sizes: Any = None,
+    use_global_buffer: bool = False,
+) -> torch.Tensor:
     """A gather of shards of different lengths as a gather of equal ones, padded before and truncated afterwards."""
-
-    @functools.wraps(original)
-    def gather(
-        input_: torch.Tensor, group: Any, output_split_sizes: Any = None, use_global_buffer: bool = False
-    ) -> torch.Tensor:
-        if output_split_sizes is None or group.size() == 1:
-            return original(input_, group, output_split_sizes, use_global_buffer)
-        sizes = [int(size) for size in output_split_sizes]
-        parts = original(_filled_up(input_, max(sizes)), group).chunk(len(sizes))
-        return torch.cat([part[:size] for part, size in zip(parts, sizes, strict=True)])
-
-    return gather
+    if output_split_sizes is None or group.size() == 1:
+        return original(input_, group, output_split_sizes, use_global_buffer)
+    sizes = [int(size) for size in output_split_sizes]
+    parts = original(_filled_up(input_, max(sizes)), group).chunk(len(sizes))
+    return torch.cat([part[:size] for part, size in zip(parts, sizes, strict=True)])
 
 
 def _filled_up(x: torch.Tensor, length: int) -> torch.Tensor:
@@ -201,15 +178,10 @@ class _NoSuchLayer:
     """A class without instances, for `isinstance` checks that must fail."""
 
 
-def _mesh_of_cpus(original: Callable[..., Any]) -> Any:
+def _mesh_of_cpus(original: Callable[..., Any], group: Any, device_type: str, *args: Any, **kwargs: Any) -> Any:
     """A device mesh over existing groups, with the device type "cpu", from which DTensor derives the device of every
     shard."""
-
-    @functools.wraps(original)
-    def from_group(group: Any, device_type: str, *args: Any, **kwargs: Any) -> Any:
-        return original(group, "cpu" if _means_cuda(device_type) else device_type, *args, **kwargs)
-
-    return staticmethod(from_group)
+    return original(group, "cpu" if _means_cuda(device_type) else device_type, *args, **kwargs)
 
 
 def _new_device(kind: Any, interface: str, process: int) -> Any:
@@ -220,7 +192,15 @@ _device_of_one = functools.cache(_new_device)
 """Of all the groups of one rank in a process."""
 
 
-def _one_thread(original: Callable[..., None]) -> Callable[..., None]:
+def _one_thread(
+    original: Callable[..., Any],
+    self: Any,
+    store: Any,
+    rank: int,
+    size: int,
+    timeout: Any = timedelta(minutes=30),
+    **kwargs: Any,
+) -> None:
     """The constructor of a gloo group that runs its collectives in one thread instead of two, in order.
 
     Both threads write the name of their last collective into one string, without a lock (``ProcessGroupGloo::runLoop``,
@@ -228,39 +208,27 @@ def _one_thread(original: Callable[..., None]) -> Callable[..., None]:
     of these end at once, the memory of the previous name is freed twice. Megatron-FSDP and overlapped reductions have
     several such collectives in flight.
     """
-
-    @functools.wraps(original)
-    def __init__(
-        self: Any, store: Any, rank: int, size: int, timeout: Any = timedelta(minutes=30), **kwargs: Any
-    ) -> None:
-        options: Any = kwargs.pop("options", timeout)
-        if isinstance(options, timedelta):
-            kind = type(self)
-            # The same options that torch uses if it is given a timeout.
-            names = os.environ.get("GLOO_SOCKET_IFNAME", "")
-            interfaces = names.split(",") if len(names) > 1 else []
-            options = kind._Options()
-            options._timeout = timeout
-            # A device has a thread that wakes every 10 ms and is waited for when its group ends. Groups of one rank send
-            # nothing: most groups of a small layout, which would take a tenth of a second to destroy.
-            device = _device_of_one if size == 1 else _new_device
-            options._devices = [device(kind, name, os.getpid()) for name in interfaces or [""]]
-            for name, value in kwargs.items():  # enable_reconfigure, from torch 2.15 on
-                setattr(options, name, value)
-        options._threads = 1
-        original(self, store, rank, size, options)
-
-    return __init__
+    options: Any = kwargs.pop("options", timeout)
+    if isinstance(options, timedelta):
+        kind = type(self)
+        # The same options that torch uses if it is given a timeout.
+        names = os.environ.get("GLOO_SOCKET_IFNAME", "")
+        interfaces = names.split(",") if len(names) > 1 else []
+        options = kind._Options()
+        options._timeout = timeout
+        # A device has a thread that wakes every 10 ms and is waited for when its group ends. Groups of one rank send
+        # nothing: most groups of a small layout, which would take a tenth of a second to destroy.
+        device = _device_of_one if size == 1 else _new_device
+        options._devices = [device(kind, name, os.getpid()) for name in interfaces or [""]]
+        for name, value in kwargs.items():  # enable_reconfigure, from torch 2.15 on
+            setattr(options, name, value)
+    options._threads = 1
+    original(self, store, rank, size, options)
 
 
-def _built_on_cpu(original: Callable[..., None]) -> Callable[..., None]:
+def _built_on_cpu(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> None:
     """A constructor that is told to build on the CPU instead of a GPU."""
-
-    @functools.wraps(original)
-    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
-        original(self, *args, **kwargs | {"use_cpu_initialization": True})
-
-    return __init__
+    original(self, *args, **kwargs | {"use_cpu_initialization": True})
 
 
 def _restored_by_copy(discarded: torch.Tensor, recomputed: torch.Tensor) -> None:

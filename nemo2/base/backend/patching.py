@@ -25,7 +25,8 @@ class Patch:
     """One attribute to replace.
 
     target: `"package.module:attribute"`, where attribute may be dotted (`"torch:Tensor.to"`).
-    replacement: the new value; with `wraps=True` a function that receives the original and returns the new value.
+    replacement: the new value; with `wraps=True` a function that is called in its place, with the original before the
+        arguments.
     why: the problem without the replacement.
     versions: the versions of the target's package for which the patch applies.
     may_be_absent: the attribute is missing in some installations, where it is added.
@@ -83,7 +84,9 @@ class Patcher:
                 continue
             owner, name = patch.resolve()
             original = getattr(owner, name, None)
-            replacement = patch.replacement(original) if patch.wraps else patch.replacement
+            replacement = _around(original, patch.replacement) if patch.wraps else patch.replacement
+            if patch.wraps and isinstance(vars(owner).get(name), staticmethod):
+                replacement = staticmethod(replacement)
             self._set(owner, name, replacement)
             # Constants (True, None) are shared by all modules. Only objects with their own identity have copies.
             if callable(original) and replacement is not original:
@@ -121,3 +124,11 @@ class Patcher:
         # vars() and not getattr(), so that a staticmethod comes back as one.
         self._undo.append((owner, name, vars(owner).get(name, getattr(owner, name, _ABSENT))))
         setattr(owner, name, value)
+
+
+def _around(original: Any, call: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def around(*args: Any, **kwargs: Any) -> Any:
+        return call(original, *args, **kwargs)
+
+    return around

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What Megatron-Core needs where Transformer Engine isn't installed, or can't run: on CPUs, and on GPUs without it."""
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -67,12 +66,7 @@ def gpu_patches() -> tuple[Patch, ...]:
     return (recomputation_patch(), *(() if has("apex") else adam_patches()))
 
 
-def _fp8_none_if_false(original: Callable[..., None]) -> Callable[..., None]:
+def _fp8_none_if_false(original: Callable[..., Any], self: Any, fp8: Any = None, *args: Any, **kwargs: Any) -> None:
     """Read `fp8=False` as no FP8. Megatron reads this value, its own default, as a request for FP8 (`fp8 is not
     None`)."""
-
-    @functools.wraps(original)
-    def __init__(self: Any, fp8: Any = None, *args: Any, **kwargs: Any) -> None:
-        original(self, fp8 or None, *args, **kwargs)
-
-    return __init__
+    original(self, fp8 or None, *args, **kwargs)

@@ -18,6 +18,7 @@ from torch.utils.data import Dataset
 from nemo2.base import ranks
 from nemo2.base.errors import ConfigError, DataError, Nemo2Error
 from nemo2.base.files import replaceable_file, replacing
+from nemo2.base.variables import replaced
 from nemo2.config.aliases import register_gone
 from nemo2.config.domains import Domain
 from nemo2.data.base import MegatronDataModule, arguments_of
@@ -274,8 +275,7 @@ class SampleDataModule(MegatronDataModule):
             DataError: the source is missing, a record is malformed, or there are fewer rows than in a global batch.
         """
         self._refuse_metadata_path()
-        own, self.tokenizer = self.tokenizer, tokenizer
-        try:
+        with replaced(self, tokenizer=tokenizer):
             for split in ("train", "validation"):
                 if (source := self.source_to_check(split)) is not None:
                     check_records(
@@ -287,8 +287,6 @@ class SampleDataModule(MegatronDataModule):
                         capacity=self.seq_length if self.packed else None,
                         align=align,
                     )
-        finally:
-            self.tokenizer = own
 
     def _opened(self, split: str) -> Optional[Samples]:
         source = self.source(split)

@@ -10,13 +10,14 @@ point.
 import inspect
 import logging
 import os
-from collections.abc import Generator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from typing import Any, Optional
 
 from torch import nn
 
 from nemo2.base.errors import ConfigError, DataError
+from nemo2.base.variables import all_set
 from nemo2.mcore.parallel.megatron_parallel import MegatronStep
 
 logger = logging.getLogger(__name__)
@@ -120,23 +121,11 @@ class OneSize:
             )
 
 
-@contextmanager
-def without_userbuffers(model: nn.Module) -> Generator[None, None, None]:
+def without_userbuffers(model: nn.Module) -> AbstractContextManager[None]:
     """Within this context the layers of ``model`` exchange before and after their GEMMs, for batches whose size
     differs from a micro-batch's."""
-    switched = [
-        (layer, name)
-        for layer in model.modules()
-        for name, value in vars(layer).items()
-        if name.startswith("ub_") and value is True
-    ]
-    for layer, name in switched:
-        setattr(layer, name, False)
-    try:
-        yield
-    finally:
-        for layer, name in switched:
-            setattr(layer, name, True)
+    fields = [(layer, name, value) for layer in model.modules() for name, value in vars(layer).items()]
+    return all_set([(layer, name, False) for layer, name, value in fields if name.startswith("ub_") and value is True])
 
 
 def _tokens(config: Any, data_sampler: Any) -> int:

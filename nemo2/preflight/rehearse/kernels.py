@@ -38,6 +38,7 @@ from nemo2.base.backend import cpu_patches
 from nemo2.base.backend.extras import OLDEST_TE
 from nemo2.base.backend.patching import Patch
 from nemo2.base.backend.te_stub import FusedAdam
+from nemo2.base.variables import replaced
 from nemo2.config.provenance import record_of
 from nemo2.preflight.rehearse import tracker as tracking
 
@@ -107,36 +108,29 @@ def _grouped_norm(module: Any, x: Tensor) -> Tensor:
     return _apply(run, x, module.weight)
 
 
-def _rope(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    def apply_rotary_pos_emb(t: Tensor, freqs: Tensor, config: Any, *args: Any, **kwargs: Any) -> Tensor:
-        if not _requested(config, "apply_rope_fusion") or config.multi_latent_attention:
-            return original(t, freqs, config, *args, **kwargs)
-        return _apply(lambda t: (_like(t, t.shape), [freqs]), t)
-
-    return apply_rotary_pos_emb
+def _rope(original: Callable[..., Any], t: Tensor, freqs: Tensor, config: Any, *args: Any, **kwargs: Any) -> Tensor:
+    if not _requested(config, "apply_rope_fusion") or config.multi_latent_attention:
+        return original(t, freqs, config, *args, **kwargs)
+    return _apply(lambda t: (_like(t, t.shape), [freqs]), t)
 
 
 # ------------------------------------------------------------------------------------------------- attention
 
 
-def _attention(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    def forward(
-        module: Any,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        attention_mask: Optional[Tensor],
-        attn_mask_type: Any = None,
-        attention_bias: Any = None,
-        packed_seq_params: Any = None,
-    ) -> Tensor:
-        if module.softcap is not None or packed_seq_params is not None or attention_bias is not None:
-            return original(
-                module, query, key, value, attention_mask, attn_mask_type, attention_bias, packed_seq_params
-            )
-        return _flash(module, query, key, value, attn_mask_type or module.attn_mask_type)
-
-    return forward
+def _attention(
+    original: Callable[..., Any],
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Optional[Tensor],
+    attn_mask_type: Any = None,
+    attention_bias: Any = None,
+    packed_seq_params: Any = None,
+) -> Tensor:
+    if module.softcap is not None or packed_seq_params is not None or attention_bias is not None:
+        return original(module, query, key, value, attention_mask, attn_mask_type, attention_bias, packed_seq_params)
+    return _flash(module, query, key, value, attn_mask_type or module.attn_mask_type)
 
 
 def _flash(module: Any, query: Tensor, key: Tensor, value: Tensor, mask_type: Any) -> Tensor:
@@ -225,13 +219,12 @@ def _message(group: Any, kind: str, buffer: Tensor) -> Tensor:
 # ------------------------------------------------------------------------------------------------- dropout, loss
 
 
-def _dropout(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    def dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
-        if input.device.type != "meta" or not training or p == 0.0:
-            return original(input, p, training, inplace)
-        return _apply(lambda x: (_like(x, x.shape), [_like(x, x.shape, torch.bool)]), input)
-
-    return dropout
+def _dropout(
+    original: Callable[..., Any], input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
+) -> Tensor:
+    if input.device.type != "meta" or not training or p == 0.0:
+        return original(input, p, training, inplace)
+    return _apply(lambda x: (_like(x, x.shape), [_like(x, x.shape, torch.bool)]), input)
 
 
 def _te_cross_entropy(logits: Tensor, labels: Tensor, group: Any, *_: Any, **__: Any) -> Tensor:
@@ -245,17 +238,13 @@ def _te_cross_entropy(logits: Tensor, labels: Tensor, group: Any, *_: Any, **__:
     return _InPlaceLoss.apply(run, logits)  # pyright: ignore[reportReturnType]
 
 
-def _compiled_loss(original: Callable[..., Any]) -> Callable[..., Any]:
+def _compiled_loss(original: Callable[..., Any], values: Tensor, *rest: Any) -> Any:
     """A step of Megatron-Core's fused loss whose in-place operations write a new tensor, as torch.compile has them do.
 
     Beside bf16 logits the loss and its gradient take 4.0 times their bytes, and 2.0 times without torch.compile: torch 2.15's
     allocator, by its own account. On an H100 (torch 2.11) the peak was 4.3 GiB above the count without this copy, which has 3.9.
     """
-
-    def step(values: Tensor, *rest: Any) -> Any:
-        return original(values.clone(), *rest)
-
-    return step
+    return original(values.clone(), *rest)
 
 
 class _InPlaceLoss(torch.autograd.Function):
@@ -287,88 +276,79 @@ def _grouped_product(module: Any, x: Tensor, layer: str, ends: Tensor) -> Tensor
     return _apply(run, x, *weights, back=functools.partial(tracking.add_flops, "grouped_gemm", 2 * flops))
 
 
-def _weighted_activation(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
+def _weighted_activation(
+    original: Callable[..., Any], module: Any, h: Tensor, bias: Optional[Tensor], weights: Tensor
+) -> Tensor:
     """Activation and routing weights in one kernel, as in Megatron-Core with ``bias_activation_fusion``."""
-
-    def activate(module: Any, h: Tensor, bias: Optional[Tensor], weights: Tensor) -> Tensor:
-        config = module.config
-        if bias is not None or not config.bias_activation_fusion:
-            return original(module, h, bias, weights)
-        width = h.size(-1) // (2 if config.gated_linear_unit else 1)
-        return _apply(lambda h, w: (_like(h, (h.size(0), width)), [h, w]), h, weights)
-
-    return activate
+    config = module.config
+    if bias is not None or not config.bias_activation_fusion:
+        return original(module, h, bias, weights)
+    width = h.size(-1) // (2 if config.gated_linear_unit else 1)
+    return _apply(lambda h, w: (_like(h, (h.size(0), width)), [h, w]), h, weights)
 
 
-def _biased_activation(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
+def _biased_activation(
+    original: Callable[..., Any], x: Tensor, bias: Optional[Tensor], *args: Any, **kwargs: Any
+) -> Tensor:
     """Megatron-Core's compiled bias and gated activation, ``[..., 2 * ffn]`` to ``[..., ffn]``."""
-
-    def fused(x: Tensor, bias: Optional[Tensor], *args: Any, **kwargs: Any) -> Tensor:
-        biases = [] if bias is None else [bias]
-        return _apply(lambda x, *b: (_like(x, (*x.shape[:-1], x.shape[-1] // 2)), [x, *b]), x, *biases)
-
-    return fused
+    biases = [] if bias is None else [bias]
+    return _apply(lambda x, *b: (_like(x, (*x.shape[:-1], x.shape[-1] // 2)), [x, *b]), x, *biases)
 
 
-def _compiled_activation(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
+def _compiled_activation(original: Callable[..., Any], x: Tensor) -> Tensor:
     """A function of one tensor that Megatron-Core compiles on GPUs. On CPUs it runs uncompiled and saves every
     intermediate result."""
-
-    def compiled(x: Tensor) -> Tensor:
-        return _apply(lambda x: (_like(x, x.shape), [x]), x)
-
-    return compiled
+    return _apply(lambda x: (_like(x, x.shape), [x]), x)
 
 
 _selected: list[int] = []
 """The number of elements that a meta mask selects, innermost call last. A mask on meta has no values to count."""
 
 
-def _permute(original: Callable[..., Any]) -> Callable[..., Any]:
+def _permute(
+    original: Callable[..., Any],
+    tokens: Tensor,
+    routing_map: Tensor,
+    probs: Any = None,
+    num_out_tokens: Any = None,
+    **options: Any,
+) -> Any:
     """The sort of tokens by expert, with a known number of outputs. The number depends on the routing map, which has no
     values on meta."""
-
-    def permute(
-        tokens: Tensor, routing_map: Tensor, probs: Any = None, num_out_tokens: Any = None, **options: Any
-    ) -> Any:
-        if routing_map.device != tokens.device:
-            routing_map = torch.empty_like(routing_map, device=tokens.device)
-        number = None if num_out_tokens is None else int(num_out_tokens)
-        _selected.append(number if number is not None else tokens.size(0))
-        try:
-            return original(tokens, routing_map, probs=probs, num_out_tokens=number, **options)
-        finally:
-            _selected.pop()
-
-    return permute
+    if routing_map.device != tokens.device:
+        routing_map = torch.empty_like(routing_map, device=tokens.device)
+    number = None if num_out_tokens is None else int(num_out_tokens)
+    _selected.append(number if number is not None else tokens.size(0))
+    try:
+        return original(tokens, routing_map, probs=probs, num_out_tokens=number, **options)
+    finally:
+        _selected.pop()
 
 
-def _masked_select(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
+def _masked_select(original: Callable[..., Any], self: Tensor, mask: Tensor) -> Tensor:
     """``masked_select`` on meta, whose mask doesn't determine the number of results. Autograd saves the input and the
     mask."""
-
-    def masked_select(self: Tensor, mask: Tensor) -> Tensor:
-        if not self.is_meta:
-            return original(self, mask)
-        number = _selected[-1] if mask.is_meta else int(mask.sum())
-        kept = torch.empty_like(mask, device=self.device)
-        return _apply(lambda x: (_like(x, (number,)), [x, kept]), self)
-
-    return masked_select
+    if not self.is_meta:
+        return original(self, mask)
+    number = _selected[-1] if mask.is_meta else int(mask.sum())
+    kept = torch.empty_like(mask, device=self.device)
+    return _apply(lambda x: (_like(x, (number,)), [x, kept]), self)
 
 
-def _sort_chunks(original: Callable[..., Any]) -> Callable[..., Any]:
+def _sort_chunks(
+    original: Callable[..., Any],
+    input: Tensor,
+    split_sizes: Any,
+    sorted_idxs: Any,
+    probs: Optional[Tensor] = None,
+    fused: bool = False,
+) -> Any:
     """The sort of tokens from their order of arrival to the order of the experts, or back: one kernel with one copy."""
 
-    def sort_chunks_by_idxs(
-        input: Tensor, split_sizes: Any, sorted_idxs: Any, probs: Optional[Tensor] = None, fused: bool = False
-    ) -> Any:
-        def copied(x: Tensor) -> Any:
-            return _apply(lambda x: (_like(x, x.shape), []), x)
+    def copied(x: Tensor) -> Any:
+        return _apply(lambda x: (_like(x, x.shape), []), x)
 
-        return copied(input), None if probs is None else copied(probs)
-
-    return sort_chunks_by_idxs
+    return copied(input), None if probs is None else copied(probs)
 
 
 def _balanced(routing_map: Tensor, chosen: int) -> Tensor:
@@ -380,29 +360,18 @@ def _balanced(routing_map: Tensor, chosen: int) -> Tensor:
         return torch.zeros(tokens, experts, dtype=torch.bool, device="cpu").scatter_(1, picks, True)
 
 
-def _preprocess(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
+def _preprocess(original: Callable[..., Any], dispatcher: Any, routing_map: Tensor) -> Tensor:
     """The dispatcher's counts of tokens per rank and expert, computed from balanced routing on the CPU instead of meta."""
-
-    def preprocess(dispatcher: Any, routing_map: Tensor) -> Tensor:
-        balanced = _balanced(routing_map, dispatcher.config.moe_router_topk)
-        meta, cpu_patches._CPU = cpu_patches._CPU, torch.device("cpu")
-        try:
-            return original(dispatcher, balanced)
-        finally:
-            cpu_patches._CPU = meta
-
-    return preprocess
+    balanced = _balanced(routing_map, dispatcher.config.moe_router_topk)
+    with replaced(cpu_patches, _CPU=torch.device("cpu")):
+        return original(dispatcher, balanced)
 
 
-def _gathered(original: Callable[..., Any]) -> Callable[..., Any]:
+def _gathered(original: Callable[..., Any], dispatcher: Any, hidden_states: Tensor, probs: Tensor) -> Any:
     """Balanced routing for the dispatcher that gathers all tokens, which reads the local experts' tokens from its routing
     map."""
-
-    def dispatch_postprocess(dispatcher: Any, hidden_states: Tensor, probs: Tensor) -> Any:
-        dispatcher.routing_map = _balanced(dispatcher.routing_map, dispatcher.config.moe_router_topk)
-        return original(dispatcher, hidden_states, probs)
-
-    return dispatch_postprocess
+    dispatcher.routing_map = _balanced(dispatcher.routing_map, dispatcher.config.moe_router_topk)
+    return original(dispatcher, hidden_states, probs)
 
 
 # ------------------------------------------------------------------------------------------------- Mamba
@@ -450,12 +419,6 @@ def _delta_rule(module: Any, projected: Tensor) -> Callable[..., Any]:
 # ------------------------------------------------------------------------------------------------- the table
 
 
-def _wrapped(target: str, wrap: Callable[[Any], Any], why: str) -> Patch:
-    return Patch(
-        target=target, replacement=lambda original: functools.wraps(original)(wrap(original)), wraps=True, why=why
-    )
-
-
 def te_kernels() -> tuple[Patch, ...]:
     """The stand-ins, for `rehearsing(patches=...)`."""
     layers, why = "nemo2.models.layers", "a GPU runs this as one kernel, which saves less"
@@ -486,7 +449,7 @@ def te_kernels() -> tuple[Patch, ...]:
     }
     return (
         *(Patch(target=target, replacement=kernel, why=why) for target, kernel in replacements.items()),
-        *(_wrapped(target, wrap, why) for target, wrap in wrappers.items()),
+        *(Patch(target=target, replacement=wrapper, wraps=True, why=why) for target, wrapper in wrappers.items()),
         Patch(
             target="megatron.core.models.common.language_module.language_module:te_parallel_cross_entropy",
             replacement=_te_cross_entropy,
@@ -516,35 +479,34 @@ def routing() -> tuple[Patch, ...]:
         f"{moe}.token_dispatcher:MoEAllGatherTokenDispatcher.dispatch_postprocess": _gathered,
         "torch:Tensor.masked_select": _masked_select,
     }
-    return tuple(_wrapped(target, wrap, "where tokens go depends on their values") for target, wrap in wrappers.items())
+    why = "where tokens go depends on their values"
+    return tuple(Patch(target=target, replacement=one, wraps=True, why=why) for target, one in wrappers.items())
 
 
-def _cpu_attention(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
+def _cpu_attention(
+    original: Callable[..., Any],
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Optional[Tensor] = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: Optional[float] = None,
+    enable_gqa: bool = False,
+) -> Tensor:
     """The attention kernel that torch selects on a CPU. For meta tensors torch selects the unfused formula, which saves
     scores."""
-
-    def scaled_dot_product_attention(
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        attn_mask: Optional[Tensor] = None,
-        dropout_p: float = 0.0,
-        is_causal: bool = False,
-        scale: Optional[float] = None,
-        enable_gqa: bool = False,
-    ) -> Tensor:
-        one_width = query.size(-1) == key.size(-1) == value.size(-1)
-        if not query.is_meta or dropout_p > 0.0 or not one_width:
-            return original(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
-        if attn_mask is not None and attn_mask.dtype == torch.bool:
-            attn_mask = torch.empty_like(attn_mask, dtype=query.dtype)
-        kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-        return kernel(query, key, value, dropout_p, is_causal, attn_mask=attn_mask, scale=scale)[0]
-
-    return scaled_dot_product_attention
+    one_width = query.size(-1) == key.size(-1) == value.size(-1)
+    if not query.is_meta or dropout_p > 0.0 or not one_width:
+        return original(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+    if attn_mask is not None and attn_mask.dtype == torch.bool:
+        attn_mask = torch.empty_like(attn_mask, dtype=query.dtype)
+    kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    return kernel(query, key, value, dropout_p, is_causal, attn_mask=attn_mask, scale=scale)[0]
 
 
 def plain_kernels() -> tuple[Patch, ...]:
     """Patches for rehearsals with the plain PyTorch layers: only operations without a counterpart on meta."""
     attention = "torch.nn.functional:scaled_dot_product_attention"
-    return (_wrapped(attention, _cpu_attention, "torch chooses another kernel for meta tensors"), *routing())
+    why = "torch chooses another kernel for meta tensors"
+    return (Patch(target=attention, replacement=_cpu_attention, wraps=True, why=why), *routing())

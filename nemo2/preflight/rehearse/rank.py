@@ -27,13 +27,15 @@ from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParall
 from torch import Tensor, nn
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from nemo2.base.backend import chosen, cpu_patches
 from nemo2.base.backend.attention_variables import attention_restored
-from nemo2.base.backend.patching import Patch
+from nemo2.base.backend.base import Override
+from nemo2.base.backend.cpu import CpuBackend
+from nemo2.base.backend.patching import Patch, Patcher
 from nemo2.base.backend.te_stub import transformer_engine_stub
-from nemo2.base.errors import CannotBuild, Nemo2Error, message_of
-from nemo2.base.variables import environment
+from nemo2.base.errors import CannotBuild, Nemo2Error, RuntimeFault, message_of
+from nemo2.base.variables import all_set, environment, replaced
 from nemo2.mcore.parallel.groups import destroy_model_parallel
-from nemo2.preflight.rehearse.meta_backend import META, rehearsing
 from nemo2.preflight.rehearse.silent_group import BACKEND, Call, listen, register
 from nemo2.preflight.rehearse.tracker import WORK, Sums, Tracker
 from nemo2.training.strategies.distillation import DistillationCallback
@@ -292,28 +294,20 @@ def _batch(
     }
 
 
-@contextlib.contextmanager
-def _passes(tracker: Tracker) -> Iterator[None]:
+def _passes(tracker: Tracker) -> contextlib.AbstractContextManager[None]:
     """The tracker's phase, and the part that its allocations belong to, in each pass that Megatron-Core's schedule runs. A
     `ScheduleNode` is a layer's part of a pass, where a micro-batch's forward and another's backward run side by side
     (overlap_moe_expert_parallel_comm)."""
-    with contextlib.ExitStack() as restored:
-        for phase in ("forward", "backward"):
-            for owner, name in ((schedules, f"{phase}_step"), (ScheduleNode, phase)):
-                original = getattr(owner, name)
-                restored.callback(setattr, owner, name, original)
-                setattr(owner, name, _during(phase, tracker)(original))
-        yield
+    places: list[tuple[Any, str, str]] = []
+    for phase in ("forward", "backward"):
+        places += [(schedules, f"{phase}_step", phase), (ScheduleNode, phase, phase)]
+    return all_set([(owner, name, _during(phase, tracker)(getattr(owner, name))) for owner, name, phase in places])
 
 
 @contextlib.contextmanager
 def _during(phase: str, tracker: Tracker) -> Iterator[None]:
-    before, tracker.phase = tracker.phase, phase
-    try:
-        with tracker.part("backward") if phase == "backward" else contextlib.nullcontext():
-            yield
-    finally:
-        tracker.phase = before
+    with replaced(tracker, phase=phase), tracker.part("backward") if phase == "backward" else contextlib.nullcontext():
+        yield
 
 
 def _entering(phase: str, tracker: Tracker, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -378,3 +372,99 @@ class _Environment(TorchElasticEnvironment):
 
     def node_rank(self) -> int:
         return self.global_rank() // self._ranks_per_node
+
+
+META = torch.device("meta")
+
+_AS_ON_THE_GPU = ("deallocate_pipeline_outputs", "cross_entropy_loss_fusion", "cross_entropy_fusion_impl")
+"""Settings that the CPU backend overrides and a rehearsal keeps, because nothing is computed."""
+
+
+class MetaBackend(CpuBackend):
+    """`as_on_gpu`: keep settings that need a GPU's kernels where a rehearsal has a counterpart for them."""
+
+    process_group_backend = BACKEND
+
+    def __init__(self, *, as_on_gpu: bool) -> None:
+        super().__init__()
+        self._as_on_gpu = as_on_gpu
+
+    @property
+    def device(self) -> torch.device:
+        return META
+
+    def config_overrides(self) -> dict[str, Override]:
+        overrides = super().config_overrides()
+        if self._as_on_gpu:
+            overrides = {name: value for name, value in overrides.items() if name not in _AS_ON_THE_GPU}
+        return overrides
+
+
+@contextlib.contextmanager
+def rehearsing(*, as_on_gpu: bool, patches: tuple[Patch, ...] = ()) -> Iterator[MetaBackend]:
+    """A context in which a `MetaBackend` is installed and `get_backend()` returns it. ``patches`` are applied on top.
+
+    Raises:
+        RuntimeFault: this process sees a GPU, on which the CPU backend's patches must not be active.
+    """
+    if torch.cuda.is_available():
+        raise RuntimeFault(
+            "A rehearsal replaces parts of torch.cuda, so its process must not see a GPU. Set CUDA_VISIBLE_DEVICES='' before "
+            "the process starts, as `nemo2 rehearse` does."
+        )
+    before = chosen._backend
+    already = isinstance(before, CpuBackend) and before._patcher is not None
+    backend = MetaBackend(as_on_gpu=as_on_gpu)
+    if already:
+        backend._patcher = before._patcher  # pyright: ignore[reportOptionalMemberAccess, reportAttributeAccessIssue]
+    backend.install()
+    patcher = Patcher(rebind_in=("megatron", "nemo2"))
+    cpu, cpu_patches._CPU = cpu_patches._CPU, META
+    chosen._backend = backend
+    try:
+        patcher.apply([*_ON_META, *patches])
+        yield backend
+    finally:
+        patcher.undo()
+        chosen._backend = before
+        cpu_patches._CPU = cpu
+        if not already:
+            # The CPU backend stays installed after its first use, under the backend that owns it.
+            owner = before if isinstance(before, CpuBackend) else CpuBackend()
+            owner._patcher, chosen._backend = backend._patcher, owner
+
+
+def _answered(value: Any) -> Callable[..., Any]:
+    """A method that reads a tensor's value, replaced on meta by ``value``."""
+
+    def method(original: Callable[..., Any], self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        return value if self.device.type == "meta" else original(self, *args, **kwargs)
+
+    return method
+
+
+def _to(original: Callable[..., Any], self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    """`Tensor.cuda` of a rehearsal, which moves the tensor to meta."""
+    return self if self.device.type == "meta" else self.to(META)
+
+
+_NO_VALUE = "a tensor on meta has no value"
+_ON_META = (
+    Patch(target="torch:Tensor.item", replacement=_answered(0.0), wraps=True, why=_NO_VALUE),
+    Patch(target="torch:Tensor.tolist", replacement=_answered([0.0]), wraps=True, why=_NO_VALUE),
+    Patch(target="torch:Tensor.__bool__", replacement=_answered(False), wraps=True, why=_NO_VALUE),
+    Patch(target="torch:Tensor.__float__", replacement=_answered(0.0), wraps=True, why=_NO_VALUE),
+    Patch(target="torch:Tensor.__int__", replacement=_answered(0), wraps=True, why=_NO_VALUE),
+    Patch(target="torch:Tensor.cuda", replacement=_to, wraps=True, why="there is no GPU"),
+    *(
+        Patch(
+            target=f"megatron.core.transformer.{scaler}.main_loss_backward_scale",
+            replacement=None,
+            why="a process has one such tensor, which the first step makes; a step after the rehearsal would write to meta",
+        )
+        for scaler in (
+            "moe.moe_utils:MoEAuxLossAutoScaler",
+            "experimental_attention_variant.dsa:DSAIndexerLossAutoScaler",
+        )
+    ),
+)

@@ -184,7 +184,7 @@ class Tracker(TorchDispatchMode):
             modules.register_module_forward_pre_hook(self._enter_module),
             modules.register_module_forward_hook(self._leave_module, always_call=True),
         ]
-        hooks = saved_tensors_hooks(self._pack, _unpack)
+        hooks = saved_tensors_hooks(self._pack, lambda held: held.tensor if isinstance(held, _Held) else held)
         hooks.__enter__()
         self._contexts.append(hooks)
         self._resize = torch.UntypedStorage.resize_
@@ -252,10 +252,6 @@ class _Held:
 
     def __del__(self) -> None:
         self.tracker._let_go(self.storage)
-
-
-def _unpack(held: Any) -> Tensor:
-    return held.tensor if isinstance(held, _Held) else held
 
 
 def _compute(func: Any, args: Any, kwargs: Any) -> Any:

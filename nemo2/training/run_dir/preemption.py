@@ -15,6 +15,7 @@ from nemo2.base.advice import again
 from nemo2.base.errors import ConfigError, Preempted
 from nemo2.base.names import did_you_mean
 from nemo2.base.place import here
+from nemo2.base.variables import replaced
 from nemo2.checkpoint.model_checkpoint import ModelCheckpoint, ends_now
 from nemo2.config.capture import configurable
 from nemo2.training.run_dir.faults import record_fault
@@ -111,14 +112,11 @@ def _save(trainer: pl.Trainer) -> str:
     callback = next((item for item in trainer.checkpoint_callbacks if isinstance(item, ModelCheckpoint)), None)
     if callback is None:
         return ""
-    verbose, callback.verbose = callback.verbose, False  # the message that follows names the checkpoint
-    try:
+    with replaced(callback, verbose=False):  # the message that follows names the checkpoint
         callback.save(trainer, weights_only=False)
         io: Any = trainer.strategy.checkpoint_io
         if hasattr(io, "maybe_finalize_save_checkpoint"):
             io.maybe_finalize_save_checkpoint(blocking=True)
-    finally:
-        callback.verbose = verbose
     return callback.last_model_path
 
 

@@ -34,6 +34,7 @@ from lightning.pytorch.utilities.types import LRSchedulerConfig
 from megatron.core import parallel_state
 from torch import Tensor, nn
 from torch._C._distributed_c10d import HashStore
+from torch.utils.data import DataLoader, RandomSampler, SequentialSampler
 
 from nemo2.base import ranks
 from nemo2.base.advice import advice
@@ -74,7 +75,6 @@ from nemo2.mcore.settle.machine import Machine
 from nemo2.mcore.settle.world import World
 from nemo2.models.tracked_losses import report_tracked_losses
 from nemo2.training.run_dir.progress import ProgressPrinter, make_progress
-from nemo2.training.strategies.dataloaders import warn_of_equal_data, with_own_generator
 from nemo2.training.strategies.metrics import log_timers, nonfinite_gradients, samples_of_step
 
 _log = logging.getLogger(__name__)
@@ -993,3 +993,30 @@ def refuse_model_averaging(trainer: pl.Trainer) -> None:
 
 def _batch_idx(args: tuple, kwargs: dict[str, Any]) -> int:
     return int(kwargs.get("batch_idx", args[0] if args else 0) or 0)
+
+
+def with_own_generator(dataloader: Any) -> Any:
+    """The loader with its own random generator.
+
+    A loader draws a number each time it is iterated. On a CPU torch's default generator also feeds dropout, and a
+    resumed run iterates at other steps than an uninterrupted one.
+    """
+    if isinstance(dataloader, DataLoader) and dataloader.generator is None:
+        dataloader.generator = torch.Generator().manual_seed(run_seed())
+    return dataloader
+
+
+def warn_of_equal_data(dataloader: Any, trainer: pl.Trainer) -> None:
+    """Warn about a plain loader without a data sampler and with Lightning's sampler switched off, because nothing
+    splits its data."""
+    plain = isinstance(dataloader, DataLoader) and isinstance(dataloader.sampler, (SequentialSampler, RandomSampler))
+    if not plain or trainer._accelerator_connector.use_distributed_sampler:
+        return
+    replicas = parallel_state.get_data_parallel_world_size()
+    if replicas > 1:
+        _log.warning(
+            "trainer.use_distributed_sampler=False, and the data has neither a data_sampler nor a distributed sampler: all %d "
+            "data-parallel replicas train on the same samples. Set trainer.use_distributed_sampler=True, or give the data "
+            "module a MegatronDataSampler.",
+            replicas,
+        )

@@ -26,6 +26,7 @@ from torch import Tensor
 from nemo2.base import ranks
 from nemo2.base.errors import ConfigError
 from nemo2.base.names import did_you_mean
+from nemo2.base.variables import replaced
 from nemo2.checkpoint.context import tokenizer_settings
 from nemo2.checkpoint.foreign_files import read_yaml
 from nemo2.config.capture import configurable
@@ -36,7 +37,7 @@ from nemo2.config.walk import callbacks_of, class_of
 from nemo2.hugging_face.checkpoint import Checkpoint
 from nemo2.mcore.parallel.distillation import TeacherLogits, cross_entropy, distillation_loss
 from nemo2.mcore.parallel.megatron_parallel import MegatronParallel, MegatronStep
-from nemo2.models.decoding import core_of
+from nemo2.models.decoding import core_of, through_stage
 from nemo2.models.sampling import LEAST_TEMPERATURE
 
 _log = logging.getLogger(__name__)
@@ -209,11 +210,8 @@ class DistillationCallback(pl.Callback):
         def logits_or_losses(labels: Tensor, logits: Tensor) -> Tensor:
             return logits.transpose(0, 1).contiguous() if labels is self._text else losses(labels, logits)
 
-        core.compute_language_model_loss = logits_or_losses
-        try:
+        with replaced(core, compute_language_model_loss=logits_or_losses):
             yield
-        finally:
-            core.compute_language_model_loss = losses
 
     def _loss(self, logits: Tensor, teacher: Optional[TeacherLogits], text: Tensor) -> Tensor:
         """The loss of each token, ``[batch, sequence]``."""
@@ -260,28 +258,14 @@ def _through_stages(core: Any, batch: dict[str, Any], step: MegatronStep) -> Opt
 
     A stage starts the next micro-batch while later stages process this one, so the pipeline fills.
     """
-    config, group = core.config, parallel_state.get_pipeline_model_parallel_group()
-    dtype = config.pipeline_dtype or config.params_dtype
-    if not parallel_state.is_pipeline_first_stage():
-        share = step.seq_length // config.context_parallel_size
-        share //= config.tensor_model_parallel_size if config.sequence_parallel else 1
-        device = next(core.parameters()).device
-        hidden = torch.empty(share, step.micro_batch_size, config.hidden_size, dtype=dtype, device=device)
-        torch.distributed.recv(hidden, parallel_state.get_pipeline_model_parallel_prev_rank(), group=group)  # pyright: ignore
-        core.set_input_tensor(hidden)
     packing = {"packed_seq_params": batch["packed_seq_params"]} if batch.get("packed_seq_params") is not None else {}
-    output = core(
-        input_ids=batch["tokens"],
-        position_ids=batch["position_ids"],
-        attention_mask=batch.get("attention_mask"),
-        labels=None,
-        **packing,
-    )
-    if parallel_state.is_pipeline_last_stage():
-        return output
-    following = parallel_state.get_pipeline_model_parallel_next_rank()
-    torch.distributed.send(output.to(dtype).contiguous(), following, group=group)  # pyright: ignore
-    return None
+
+    def run() -> Tensor:
+        inputs = {"position_ids": batch["position_ids"], "attention_mask": batch.get("attention_mask"), **packing}
+        return core(input_ids=batch["tokens"], labels=None, **inputs)
+
+    length = step.seq_length // core.config.context_parallel_size
+    return through_stage(core, run, batch=step.micro_batch_size, length=length)
 
 
 def _teacher(checkpoint: Checkpoint, trainer: pl.Trainer, student: Any) -> Any:

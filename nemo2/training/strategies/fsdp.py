@@ -15,6 +15,7 @@ from torch.distributed.fsdp.wrap import CustomPolicy, ModuleWrapPolicy
 
 from nemo2.base.errors import ConfigError
 from nemo2.base.names import did_you_mean
+from nemo2.base.variables import replaced
 from nemo2.checkpoint.auto_resume import RestoreConfig
 from nemo2.checkpoint.forms.dtensors import FlatForm
 from nemo2.checkpoint.forms.form import Part
@@ -155,11 +156,8 @@ def _run_steps_inside_forward(wrapped: FullyShardedDataParallel, module: nn.Modu
                 module.forward = forward  # the step may call it
                 return step(*inner, **named)
 
-            module.forward = instead
-            try:
+            with replaced(module, forward=instead):
                 return wrapped(*args, **kwargs)
-            finally:
-                module.forward = forward
 
         return run
 

@@ -21,8 +21,7 @@ import typer
 import nemo2
 from nemo2.cli import adapter, check, evaluate, flags, launching
 from nemo2.cli.app import FIRST, VERBS, app
-from nemo2.cli.commands import rules_of
-from nemo2.cli.moved import MOVED
+from nemo2.cli.commands import MOVED, rules_of
 from nemo2.cli.run_names import last_started, run_called
 from nemo2.config.overrides import in_shell
 from support.nightly import each_case

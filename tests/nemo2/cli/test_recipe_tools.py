@@ -11,7 +11,7 @@ import pytest
 
 from nemo2 import recipes
 from nemo2.base.errors import ConfigError
-from nemo2.cli import diff
+from nemo2.cli import show as shown_recipe
 from nemo2.cli.adapter import described
 from nemo2.cli.app import VERBS
 from nemo2.cli.flags import number_of
@@ -113,7 +113,7 @@ def test_diff_shows_what_differs_and_ends_as_asked(command):
 
 
 def test_diff_is_coloured_for_people_only(command, monkeypatch):
-    monkeypatch.setattr(diff, "is_terminal", lambda _: True)
+    monkeypatch.setattr(shown_recipe, "is_terminal", lambda _: True)
     shown = command("show llama_tiny --diff llama_tiny trainer.max_steps=7").out
     assert "\033[33m~ trainer.max_steps: 300 -> 7\033[0m" in shown
 

@@ -17,7 +17,7 @@ from nemo2.base.errors import ConfigError
 from nemo2.config import Partial
 from nemo2.launch import launch
 from nemo2.launch.executor_fields import check_fields, start_with_torchrun, warn_of_unused_fields
-from nemo2.launch.gpu_requests import check_gpus
+from nemo2.launch.launcher import check_gpus
 from nemo2.recipes import llama_tiny
 
 SLURM = {

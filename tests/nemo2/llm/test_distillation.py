@@ -339,7 +339,7 @@ def rehearsed(places: dict[str, str], **strategy: Any) -> list[dict[str, int]]:
         return student, run["data"], run["trainer"]
 
     def inspected(ran: Any) -> dict[str, int]:
-        from nemo2.preflight.rehearse.summary import memory_of
+        from nemo2.preflight.rehearse.stage import memory_of
 
         teaching = next(one for one in ran.strategy.trainer.callbacks if hasattr(one, "kept_bytes"))
         memory = memory_of(ran)

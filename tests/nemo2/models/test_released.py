@@ -203,7 +203,7 @@ def chunked_attention(lengths: list[int], rooms: list[int] | None, chunk: int) -
     from megatron.core.transformer.enums import AttnMaskType
 
     from nemo2.models.layers.attention import SDPAttention
-    from nemo2.models.layers.chunked_attention import attend_in_chunks
+    from nemo2.models.llama4 import attend_in_chunks
 
     start_megatron()
     sizes: dict[str, Any] = TINY | {"num_layers": 4}

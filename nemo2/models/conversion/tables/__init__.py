@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The conversion of each family between nemo2's checkpoints and Hugging Face's files, in a file of the family's name."""
+"""The conversions of the families between nemo2's checkpoints and Hugging Face's files; siblings share a file."""

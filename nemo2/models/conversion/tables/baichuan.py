@@ -8,12 +8,8 @@ from nemo2.models.conversion.decoder import attention, decoder, decoder_conversi
 from nemo2.models.conversion.pieces import fused_qkv
 from nemo2.models.conversion.positions import UNROTATED
 from nemo2.models.conversion.settings import Config, Translation, decoder_fields, refusal, without
-from nemo2.models.conversion.table import Row
-
 
 # Every head has its own key and value, hidden_size / num_attention_heads wide.
-def _rows(config: Baichuan2Config) -> list[Row]:
-    return decoder(config, [*attention(config, fused_qkv("self_attn.W_pack.")), *gated_feed_forward()])
 
 
 def _refuse_alibi(hf: Config) -> dict[str, Any]:
@@ -30,7 +26,7 @@ BAICHUAN = decoder_conversion(
     "BaichuanForCausalLM",
     Baichuan2Model,
     Baichuan2Config,
-    rows=_rows,
+    rows=lambda config: decoder(config, [*attention(config, fused_qkv("self_attn.W_pack.")), *gated_feed_forward()]),
     # Every head has its own key and value, hidden_size / num_attention_heads wide.
     fields=without(decoder_fields(), "num_key_value_heads", "head_dim"),
     only={"model_type": "baichuan", "hidden_act": "silu"},

@@ -1,9 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The conversion of Cohere's Command R and Aya."""
+"""The conversions of Cohere's Command R, Aya, Command R7B and Command A."""
+
+from typing import Any
 
 from nemo2.models.cohere import CohereConfig, CohereModel
+from nemo2.models.cohere2 import Cohere2Config, Cohere2Model
 from nemo2.models.conversion.decoder import attention, decoder, decoder_conversion, gated_feed_forward
-from nemo2.models.conversion.settings import DERIVED, Field, decoder_fields, without
+from nemo2.models.conversion.settings import (
+    DERIVED,
+    FULL,
+    Config,
+    Field,
+    Translation,
+    alternating_windows,
+    decoder_fields,
+    kinds_of_layers,
+    without,
+)
 from nemo2.models.conversion.table import Row
 
 
@@ -27,5 +40,23 @@ COHERE = decoder_conversion(
     rows=rows,
     fields=FIELDS,
     only={"model_type": "cohere", "use_qk_norm": False, **ONLY},
+    theta=500_000.0,
+)
+
+
+def _windows(hf: Config) -> dict[str, Any]:
+    every = hf.get("sliding_window_pattern", 4)
+    unrotated = [int(kind == FULL) for kind in kinds_of_layers(hf, every=every)]
+    return {**alternating_windows(every=every).ours(hf), "no_rope_freq": unrotated}
+
+
+COHERE2 = decoder_conversion(
+    "Cohere2ForCausalLM",
+    Cohere2Model,
+    Cohere2Config,
+    rows=rows,
+    fields=FIELDS,
+    only={"model_type": "cohere2", **ONLY},
+    translations=[Translation(_windows, alternating_windows(every=4).theirs)],
     theta=500_000.0,
 )

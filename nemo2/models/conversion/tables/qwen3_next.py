@@ -28,7 +28,7 @@ from nemo2.models.conversion.settings import (
     without,
 )
 from nemo2.models.conversion.table import IN_VISION_MODEL, Row, linear, norm
-from nemo2.models.conversion.tables.qwen2_moe import shared_expert
+from nemo2.models.conversion.tables.qwen import shared_expert
 from nemo2.models.qwen3_next import Qwen3NextConfig, Qwen3NextModel, Qwen35Config, Qwen35MoEConfig
 
 _Projection = Callable[[Qwen35Config], dict[str, Any]]

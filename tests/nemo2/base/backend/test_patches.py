@@ -23,11 +23,14 @@ OTHERS = {
     "nemo2.checkpoint.writing": {
         "megatron.core.dist_checkpointing.strategies.filesystem_async._results_queue",
         "megatron.core.dist_checkpointing.strategies.torch.MCoreSavePlanner",
+        "torch.utils.serialization.config.save.compute_crc32",
     },
+    "nemo2.base.backend.cpu_patches": {"torch.Tensor.type"},
     "nemo2.base.backend.results_queue": {"megatron.core.dist_checkpointing.strategies.filesystem_async._results_queue"},
     "nemo2.base.backend.te_version": {"megatron.core.utils._te_version"},
     "nemo2.config.located": {"fiddle._src.history._location_provider"},
     "nemo2.config.tree": {"fiddle._src.signatures.SignatureInfo.signature_binding"},
+    "nemo2.data.index_cache": {"numpy.load", "numpy.save"},
     "nemo2.data.hub": {"huggingface_hub.constants.HF_HUB_OFFLINE"},
     "nemo2.llm.evaluation.task_files": {"lm_eval.utils.env"},
     "nemo2.launch.experiment": {"sky.utils.common_utils.dump_yaml_str"},
@@ -231,8 +234,10 @@ def replaced_by(file: Path) -> Iterator[str]:
         )
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "setattr":
             targets = node.args[:1] if isinstance(node.args[0], ast.Name) else ()
-        for target in targets:
-            path = ast.unparse(target)
+        paths = [ast.unparse(target) for target in targets]
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "replaced":
+            paths = [f"{ast.unparse(node.args[0])}.{keyword.arg}" for keyword in node.keywords]
+        for path in paths:
             first, dot, rest = path.partition(".") if path.replace(".", "").isidentifier() else ("self", "", "")
             package = names.get(first, "nemo2").split(".")[0]
             if first not in own and (dot or isinstance(node, ast.Call)) and package not in ("nemo2", "sys", "os"):

@@ -51,7 +51,7 @@ def test_copies_follow_and_undo_restores_them(package):
 
 
 def test_a_wrapper_is_given_the_original(package):
-    Patcher(rebind_in=[]).apply([patch("f", lambda original: lambda: original() + "!", wraps=True)])
+    Patcher(rebind_in=[]).apply([patch("f", lambda original: original() + "!", wraps=True)])
     assert package.a.f() == "original!"
     assert package.b.renamed() == "original"
 
@@ -80,7 +80,7 @@ def test_rebinding_by_choice_reaches_classes(package):
 
 def test_a_replacement_that_was_replaced_in_turn_leaves_no_copy(package):
     patcher = Patcher(rebind_in=["pretend"])
-    patcher.apply([patch("f", lambda: "first"), patch("f", lambda original: lambda: original() + " last", wraps=True)])
+    patcher.apply([patch("f", lambda: "first"), patch("f", lambda original: original() + " last", wraps=True)])
     assert package.a.f() == package.b.renamed() == "first last"
     patcher.undo()
     assert package.a.f() == package.b.renamed() == "original"

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from nemo2.models.layers.biased_softmax import score_by_softmax
+from nemo2.models.ernie45_moe import score_by_softmax
 
 
 class Router:

@@ -10,7 +10,7 @@ from importlib import metadata
 import pytest
 
 from nemo2.cli.app import main
-from nemo2.preflight.doctor import examination, machine, packages
+from nemo2.preflight.doctor import examination, machine
 from nemo2.preflight.doctor.finding import Finding, report
 
 
@@ -48,9 +48,9 @@ def test_it_takes_less_than_six_seconds_of_cpu_and_shows_no_secret():
     ],
 )
 def test_a_version_known_to_break_is_broken_and_told_with_the_command(monkeypatch, package, version, words):
-    real = packages.version_of
-    monkeypatch.setattr(packages, "version_of", lambda name: version if name == package else real(name))
-    broken = [one for one in packages.needed() if one.state == "broken"]
+    real = examination.version_of
+    monkeypatch.setattr(examination, "version_of", lambda name: version if name == package else real(name))
+    broken = [one for one in examination.needed() if one.state == "broken"]
     assert [one.name for one in broken] == [package]
     assert words in broken[0].costs and broken[0].fix.startswith(f"pip install '{package}")
     assert broken[0].value == (version or "not installed")

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The conversion of OLMo 3."""
+"""The conversions of OLMo 2, OLMo 3 and OLMoE."""
 
 from typing import Any
 
-from nemo2.models.conversion.decoder import decoder_conversion
+from nemo2.models.conversion.decoder import attention, decoder, decoder_conversion, gated_feed_forward
+from nemo2.models.conversion.experts import expert_weights, rows_with_experts
+from nemo2.models.conversion.pieces import one
 from nemo2.models.conversion.positions import positions_of
 from nemo2.models.conversion.settings import (
     DERIVED,
@@ -13,11 +15,33 @@ from nemo2.models.conversion.settings import (
     Translation,
     alternating_windows,
     decoder_fields,
+    expert_fields,
     overlaid,
     refusal,
 )
-from nemo2.models.conversion.tables.olmo2 import rows
+from nemo2.models.conversion.table import Row, norm
+from nemo2.models.olmo2 import OLMo2Config, OLMo2Model
 from nemo2.models.olmo3 import OLMo3Config, OLMo3Model
+from nemo2.models.olmoe import OLMoEConfig, OLMoEModel
+
+
+def rows(config: OLMo2Config) -> list[Row]:
+    layer = [
+        *(row for row in (*attention(config), *gated_feed_forward()) if "layer_norm_" not in row.key),
+        *norm("self_attention.linear_proj.post_layernorm.", one("post_attention_layernorm.")),
+        *norm("mlp.linear_fc2.post_layernorm.", one("post_feedforward_layernorm.")),
+    ]
+    return decoder(config, layer)
+
+
+OLMO2 = decoder_conversion(
+    "Olmo2ForCausalLM",
+    OLMo2Model,
+    OLMo2Config,
+    rows=rows,
+    fields=decoder_fields(head_dim=DERIVED, rms_norm_eps=1e-5),
+    only={"model_type": "olmo2", "hidden_act": "silu", "attention_bias": False},
+)
 
 
 def _flat(hf: Config) -> Config:
@@ -47,4 +71,18 @@ OLMO3 = decoder_conversion(
     translations=[alternating_windows(every=4), Translation(theirs=_positions_of)],
     theta=500_000.0,
     flat=_flat,
+)
+
+
+OLMOE = decoder_conversion(
+    "OlmoeForCausalLM",
+    OLMoEModel,
+    OLMoEConfig,
+    rows=rows_with_experts,
+    fields=[
+        *decoder_fields(head_dim=DERIVED, rms_norm_eps=1e-5, max_position_embeddings=4096),
+        *expert_fields(num_experts=64, num_experts_per_tok=8, router_aux_loss_coef=0.01),
+    ],
+    only={"model_type": "olmoe", "hidden_act": "silu", "attention_bias": False, "clip_qkv": None},
+    translations=[expert_weights()],
 )
