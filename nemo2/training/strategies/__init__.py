@@ -4,6 +4,7 @@
     world                     timeouts, seeds, loaders: facts of the ranks
     metrics                   what a step reports beside its loss
     base                      Lightning's hooks, which all strategies share
+    live_settings             the arguments of `MegatronStrategy` as attributes
     megatron_config           checks of the arguments of `MegatronStrategy`
     set_up                    a trainer and a model without a loop
     distillation              a teacher beside the model
