@@ -23,7 +23,7 @@ _TENSOR = re.compile(
 )
 _READ = {"r", "lora_alpha", "lora_dropout", "use_rslora", "use_dora", "rank_pattern", "alpha_pattern",
          "base_model_name_or_path", "revision"}  # fmt: skip
-_WHOLE = re.compile(r"base_model\.model\.(?P<name>.+\.(?:weight|bias))")
+_WHOLE = re.compile(r"base_model\.model\.(?P<name>.+\.\w+)")
 _SAID_BY_THE_TENSORS = {
     "target_modules",
     "target_parameters",
@@ -130,7 +130,7 @@ def _by_module(tensors: Mapping[str, Tensor], settings: Mapping[str, Any], folde
         match = _TENSOR.fullmatch(name)
         if match is None:
             raise ConfigError(
-                f"{folder / ADAPTER_WEIGHTS}: {name} is neither an adapter of a linear layer nor a weight or bias of "
+                f"{folder / ADAPTER_WEIGHTS}: {name} is neither an adapter of a linear layer nor a tensor of "
                 "modules_to_save, and nemo2's adapters support nothing else. Merge the adapter in peft, and import "
                 "the model."
             )

@@ -12,7 +12,7 @@ full are written as in the release, and are named in ``modules_to_save``.
 import logging
 import math
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Optional
@@ -94,13 +94,18 @@ def export_adapter(
     stored = StoredTensors(weights_dir(source.path))
     conversion = conversion_of(model.config)
     entries = list(conversion.entries(model.config, vocab_rows=model.config.vocab_size or 1))
-    whole = _whole(stored, entries)
+    whole = _whole(source, stored, model.config, entries)
     embedding, output = conversion.vocabulary_names(model.config)
     tied = model.config.share_embeddings_and_output_weights and embedding in whole
     if tied:  # peft reads both names, and without ensure_weight_tying trains two tensors
         whole[output] = whole[embedding].clone()
     adapters = _collected(stored, besides={entry.by_layer.key for entry in entries})
-    modules = _released(adapters, model.config, entries)
+    modules, saved = _released(adapters, model.config, entries), _outermost(whole)
+    if both := sorted(name for name in modules if _is_inside(name, saved)):
+        raise ConfigError(
+            f"{both[0]} has an adapter, and peft.modules_to_save trains the module around it in full, which peft doesn't "
+            f"support. Name the layers in peft.modules_to_save, or {export_merged()}."
+        )
     tensors = {f"base_model.model.{name}": tensor for name, tensor in whole.items()} | dict(_tensors(modules))
     if diverged := [name for name, tensor in tensors.items() if not bool(tensor.isfinite().all())]:
         raise CheckpointError(
@@ -112,7 +117,7 @@ def export_adapter(
     with new_folder(final, num_bytes, overwrite=overwrite, reads=[source.path, source.base]) as temporary:
         base = source.base if (source.base or "").startswith(HUGGING_FACE) else None
         described = _adapter_config(modules, entries, method, base_model or (base or "").removeprefix(HUGGING_FACE))
-        described["modules_to_save"] = sorted({name.rpartition(".")[0] for name in whole}) or None
+        described["modules_to_save"] = sorted(saved) or None
         described |= {"ensure_weight_tying": True} if tied else {}
         _write_files(temporary, tensors, described)
         take_place(temporary, final)
@@ -157,25 +162,41 @@ class _Released:
         return sum(first.shape[0] for first in self.firsts)
 
 
-def _whole(stored: StoredTensors, entries: Sequence[Entry]) -> dict[str, Tensor]:
-    """The modules trained in full, as released tensors."""
+def _whole(source: Checkpoint, stored: StoredTensors, config: Any, entries: Sequence[Entry]) -> dict[str, Tensor]:
+    """The modules trained in full, as released tensors. peft loads all tensors of a module or none, so those that weren't
+    trained, such as the biases of a router's choice, come from the base model.
+
+    Raises:
+        CheckpointError: the base model is needed, and is missing.
+    """
+    trained = [entry for entry in entries if stored.find(entry) is not None]
+    modules = _outermost(piece.name for entry in trained for piece in entry.pieces if piece.name is not None)
+    kept = [entry for entry in entries if any(_is_inside(piece.name or "", modules) for piece in entry.pieces)]
+    lacked = {entry for entry in kept if stored.find(entry) is None}
+    base = Checkpoint.open(source.base).tensors(config) if lacked and source.base is not None else None
     tensors: dict[str, Tensor] = {}
     shapes = released_shapes(entries)
-    for entry in entries:
-        if stored.find(entry) is None:
+    for entry in kept:
+        if (holder := base if entry in lacked else stored) is None:
             continue
-        values = stored.values(entry)
+        values = holder.values(entry)
         for piece in entry.pieces:
-            if piece.name is not None and piece.name not in tensors:
-                tensors[piece.name] = torch.full(shapes[piece.name], math.nan, dtype=values.dtype)
+            if piece.name is not None and _is_inside(piece.name, modules) and piece.name not in tensors:
+                tensors[piece.name] = torch.empty(shapes[piece.name], dtype=values.dtype)
         for mine, theirs in shared_rows(entry.pieces, values, tensors):
             theirs.copy_(mine)
-    if some := sorted(name for name, tensor in tensors.items() if bool(tensor.isnan().any())):
-        raise ConfigError(
-            f"{some[0]} is one tensor in the release, but peft.modules_to_save trains only a part of it, and peft "
-            f"saves all of a tensor or nothing. Name the modules of all its parts, or {export_merged()}."
-        )
     return tensors
+
+
+def _outermost(names: Iterable[str]) -> set[str]:
+    """The modules of these tensors, without those that stand inside another of them."""
+    modules = {name.rpartition(".")[0] for name in names}
+    return {module for module in modules if not _is_inside(module, modules)}
+
+
+def _is_inside(name: str, modules: Collection[str]) -> bool:
+    """Whether a module or a tensor stands in one of ``modules``, at any depth."""
+    return any(name[:end] in modules for end, sign in enumerate(name) if sign == ".")
 
 
 def _collected(stored: StoredTensors, *, besides: Collection[str]) -> dict[str, dict[str, _AdapterPart]]:

@@ -313,7 +313,7 @@ BAD: dict[str, tuple[Any, str]] = {
         add("layers.0.self_attn.k_proj.weight", 16, 32),
         "self_attention.linear_qkv in full, and peft.target_modules",
     ),
-    "neither of both": (add("prompt_embeddings", 4, 32), "prompt_embeddings is neither an adapter"),
+    "neither of both": (add("embed_tokens.lora_embedding_A", 4, 32), "lora_embedding_A is neither an adapter"),
     "experts as one parameter": (add("layers.0.mlp.experts.lora_A.weight", 4, 32), "adapts all experts of a layer"),
     "a layer that isn't there": (
         replace_each(lambda name, one: (name.replace("layers.1", "layers.7"), one)),

@@ -17,7 +17,9 @@ PARTS = ["linear_q", "linear_v", "linear_proj", "linear_fc1_up", "linear_fc2"]
 EXPERTS = "mixtral, beside its experts"
 SHARED = "dense layers, experts and shared experts"
 GATED = "attention whose output has a gate"
-BACK = (EXPERTS, SHARED, GATED)
+ROUTERS = "frozen biases of routers that are trained in full"
+NESTED = "modules trained in full, inside a module with tensors of its own"
+BACK = (EXPERTS, SHARED, GATED, ROUTERS)
 CASES: dict[str, tuple[str, str, list[str]]] = {
     "llama": ("llama", "LoRA", FUSED),
     "llama, layers that aren't fused": ("llama", "LoRA", SINGLE),
@@ -31,10 +33,12 @@ CASES: dict[str, tuple[str, str, list[str]]] = {
     GATED: ("qwen3.5", "DoRA", [*FUSED, "in_proj"]),
     "those of a class that peft's table lacks": ("qwen2 moe", "LoRA", FUSED),
     "mixtral": ("mixtral", "LoRA", ["linear_qkv", "linear_proj"]),
-    "frozen biases of routers": ("glm4 moe", "LoRA", ["linear_proj"]),
+    NESTED: ("qwen3.5", "LoRA", ["linear_fc2"]),
+    ROUTERS: ("glm4 moe", "LoRA", ["linear_proj"]),
 }
-CHANGES = {"frozen biases of routers": {"moe_router_bias_update_rate": 1.0}}
-DAILY = ("llama", "llama, DoRA", "qwen2, parts", "phi3, parts", *BACK, "frozen biases of routers")
+SAVED = {ROUTERS: ["router"], NESTED: ["self_attention"]}
+CHANGES = {ROUTERS: {"moe_router_bias_update_rate": 1.0}}
+DAILY = ("llama", "llama, DoRA", "qwen2, parts", "phi3, parts", *BACK, NESTED)
 
 
 def train(folder: str, directory: str, method: Any, **changes: Any) -> Any:
@@ -69,7 +73,8 @@ def compared(directory: str, name: str) -> dict[str, Any]:
     small_runs.quiet()
     family, kind, targets = CASES[name]
     folder, place = released(directory, family), f"{directory}/{name}"
-    method = getattr(methods, kind)(target_modules=targets, dim=4, alpha=8, lora_B_init_method="normal")
+    factors = {"dim": 4, "alpha": 8, "lora_B_init_method": "normal"}
+    method = getattr(methods, kind)(target_modules=targets, modules_to_save=SAVED.get(name), **factors)
     ours = train(folder, place, method, **CHANGES.get(name, {}))
     adapter = llm.export_ckpt(f"{place}/step=2", "hf-peft")
     base = transformers.AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager")
