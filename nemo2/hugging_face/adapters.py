@@ -40,6 +40,7 @@ from nemo2.hugging_face.output_folders import check_target, new_folder
 from nemo2.hugging_face.safetensors_files import write_json
 from nemo2.hugging_face.stored import StoredTensors
 from nemo2.hugging_face.tensor_source import cast, weights_dtype
+from nemo2.mcore.parallel.norm_names import module_of_key
 from nemo2.models.conversion.families import conversion_of
 from nemo2.models.conversion.table import Entry, released_shapes
 from nemo2.models.peft import DoRA, LoRA
@@ -94,12 +95,12 @@ def export_adapter(
     stored = StoredTensors(weights_dir(source.path))
     conversion = conversion_of(model.config)
     entries = list(conversion.entries(model.config, vocab_rows=model.config.vocab_size or 1))
-    whole = _whole(source, stored, model.config, entries)
+    whole = _whole(source, stored, method, model.config, entries)
     embedding, output = conversion.vocabulary_names(model.config)
     tied = model.config.share_embeddings_and_output_weights and embedding in whole
     if tied:  # peft reads both names, and without ensure_weight_tying trains two tensors
         whole[output] = whole[embedding].clone()
-    adapters = _collected(stored, besides={entry.by_layer.key for entry in entries})
+    adapters = _collected(stored, besides={one.key for entry in entries for one in (entry, entry.by_layer)})
     modules, saved = _released(adapters, model.config, entries), _outermost(whole)
     if both := sorted(name for name in modules if _is_inside(name, saved)):
         raise ConfigError(
@@ -162,7 +163,9 @@ class _Released:
         return sum(first.shape[0] for first in self.firsts)
 
 
-def _whole(source: Checkpoint, stored: StoredTensors, config: Any, entries: Sequence[Entry]) -> dict[str, Tensor]:
+def _whole(
+    source: Checkpoint, stored: StoredTensors, method: LoRA, config: Any, entries: Sequence[Entry]
+) -> dict[str, Tensor]:
     """The modules trained in full, as released tensors. peft loads all tensors of a module or none, so those that weren't
     trained, such as the biases of a router's choice, come from the base model.
 
@@ -170,16 +173,18 @@ def _whole(source: Checkpoint, stored: StoredTensors, config: Any, entries: Sequ
         CheckpointError: the base model is needed, and is missing.
     """
     trained = [entry for entry in entries if stored.find(entry) is not None]
+    if source.base is None:  # the whole model was saved
+        trained = [
+            entry for entry in trained if method.trains_whole(module_of_key(entry.by_layer.key.removeprefix("module.")))
+        ]
     modules = _outermost(piece.name for entry in trained for piece in entry.pieces if piece.name is not None)
     kept = [entry for entry in entries if any(_is_inside(piece.name or "", modules) for piece in entry.pieces)]
     lacked = {entry for entry in kept if stored.find(entry) is None}
-    base = Checkpoint.open(source.base).tensors(config) if lacked and source.base is not None else None
+    base = Checkpoint.open(source.base).tensors(config) if lacked and source.base is not None else stored
     tensors: dict[str, Tensor] = {}
     shapes = released_shapes(entries)
     for entry in kept:
-        if (holder := base if entry in lacked else stored) is None:
-            continue
-        values = holder.values(entry)
+        values = (base if entry in lacked else stored).values(entry)
         for piece in entry.pieces:
             if piece.name is not None and _is_inside(piece.name, modules) and piece.name not in tensors:
                 tensors[piece.name] = torch.empty(shapes[piece.name], dtype=values.dtype)

@@ -18,7 +18,7 @@ EXPERTS = "mixtral, beside its experts"
 SHARED = "dense layers, experts and shared experts"
 GATED = "attention whose output has a gate"
 ROUTERS = "frozen biases of routers that are trained in full"
-NESTED = "modules trained in full, inside a module with tensors of its own"
+NESTED = "modules trained in full, inside a module with tensors of its own, and a checkpoint of the whole model"
 BACK = (EXPERTS, SHARED, GATED, ROUTERS)
 CASES: dict[str, tuple[str, str, list[str]]] = {
     "llama": ("llama", "LoRA", FUSED),
@@ -41,7 +41,7 @@ CHANGES = {ROUTERS: {"moe_router_bias_update_rate": 1.0}}
 DAILY = ("llama", "llama, DoRA", "qwen2, parts", "phi3, parts", *BACK, NESTED)
 
 
-def train(folder: str, directory: str, method: Any, **changes: Any) -> Any:
+def train(folder: str, directory: str, method: Any, part: Any, **changes: Any) -> Any:
     """Two steps from the release, the adapters kept at the end. Returns the logits then."""
     from nemo2.checkpoint.auto_resume import RestoreConfig
     from nemo2.checkpoint.model_checkpoint import ModelCheckpoint
@@ -57,7 +57,7 @@ def train(folder: str, directory: str, method: Any, **changes: Any) -> Any:
         max_steps=2,
         callbacks=[keep],
         restore_config=RestoreConfig(path=f"hf://{folder}"),
-        ckpt_save_part="trained",
+        ckpt_save_part=part,
         inspect=lambda trainer: our_logits_of(trainer.strategy.megatron_parallel.unwrapped[0]),
     )["inspected"]
 
@@ -75,7 +75,7 @@ def compared(directory: str, name: str) -> dict[str, Any]:
     folder, place = released(directory, family), f"{directory}/{name}"
     factors = {"dim": 4, "alpha": 8, "lora_B_init_method": "normal"}
     method = getattr(methods, kind)(target_modules=targets, modules_to_save=SAVED.get(name), **factors)
-    ours = train(folder, place, method, **CHANGES.get(name, {}))
+    ours = train(folder, place, method, None if name == NESTED else "trained", **CHANGES.get(name, {}))
     adapter = llm.export_ckpt(f"{place}/step=2", "hf-peft")
     base = transformers.AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager")
     theirs: Any = peft.PeftModel.from_pretrained(base, str(adapter), is_trainable=True)
