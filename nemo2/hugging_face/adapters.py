@@ -90,7 +90,7 @@ def export_adapter(
         raise CheckpointError(
             f"{source.path} has no adapters that peft supports: its model_transform is "
             f"{'none' if method is None else type(method).__name__}. Supported are LoRA, DoRA, CanonicalLoRA and "
-            "CanonicalDoRA."
+            f"CanonicalDoRA.{'' if method is None else f' For others, {export_merged()}.'}"
         )
     stored = StoredTensors(weights_dir(source.path))
     conversion = conversion_of(model.config)

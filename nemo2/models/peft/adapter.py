@@ -14,6 +14,7 @@ from megatron.core.transformer.utils import sharded_state_dict_default
 from torch import Tensor, nn
 
 from nemo2.base.errors import ConfigError
+from nemo2.mcore.parallel.sharded_state import added_keys
 from nemo2.mcore.parallel.transform import forget_transform
 from nemo2.models.layers.attend import wide
 from nemo2.models.peft.placement import Placement, placement_of
@@ -320,6 +321,9 @@ def merge(core: nn.Module) -> None:
     """Merge every adapter of a model chunk into its layer's weight on this rank, and restore the plain layer.
 
     Sums are computed in fp32 and rounded once.
+
+    Raises:
+        ConfigError: a method of the user's own has added other modules, which the plain model has no place for.
     """
     for parent in list(core.modules()):
         for name, child in list(parent.named_children()):
@@ -329,4 +333,10 @@ def merge(core: nn.Module) -> None:
                 setattr(parent, name, layer)
                 if hasattr(layer, "return_layernorm_output"):
                     layer.return_layernorm_output = False
+    if left := sorted(added_keys(core)):
+        raise ConfigError(
+            f"{left[0]} belongs to a module that model_transform has added, and only nemo2's adapters can be merged "
+            "(nemo2.models.peft.adapter.Adapted, by its merged_weight). llm.generate and a resumed run take the checkpoint as it "
+            "is, with its model_transform."
+        )
     forget_transform(core)

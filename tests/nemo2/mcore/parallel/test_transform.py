@@ -178,7 +178,7 @@ def refusals() -> dict[str, str]:
         try:
             if "given" in parts:
                 connect_parts(model, small_runs.TokenData(), model_transform=parts["given"])
-            small_runs.fit(model, max_steps=1, callbacks=parts.get("callbacks", ()))
+            small_runs.fit(model, max_steps=1, callbacks=parts.get("callbacks", ()), inspect=parts.get("inspect"))
         except Exception as error:
             return f"{type(error).__name__}: {error}"
         return "nothing"
@@ -192,7 +192,14 @@ def refusals() -> dict[str, str]:
         "no function": told(of_model="lora"),
         "another argument": told(of_model=by_path),
         "all frozen": told(of_model=freeze),
+        "merged": told(of_model=transforms.FreezeAndAdd(*EVERY_LAYER), inspect=merged),
     }
+
+
+def merged(trainer: Any) -> None:
+    from nemo2.models.peft.adapter import merge
+
+    merge(trainer.strategy.megatron_parallel.unwrapped[0])
 
 
 @pytest.fixture(scope="module")
@@ -212,3 +219,7 @@ def test_a_transform_that_cannot_work_is_refused(told):
     assert "model_transform=by_path has another signature than transform(module)" in told["another argument"]
     assert "model.model_transform='lora': must be a function" in told["no function"]
     assert "parameters are frozen, so there is nothing to train" in told["all frozen"]
+
+
+def test_modules_that_nemo2_cannot_merge_are_refused(told):
+    assert "ConfigError: module." in told["merged"] and "only nemo2's adapters can be merged" in told["merged"]
