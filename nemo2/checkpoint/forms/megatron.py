@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from nemo2.checkpoint.shards import Shard
 
 _STATE = "optimizer."
+_AVOID_PREFIX = "chained_optim_avoid_prefix"
 _log = logging.getLogger(__name__)
 _DEFAULTS_OF_TORCH = {"foreach", "fused", "capturable", "maximize", "differentiable", "decoupled_weight_decay"}
 """Settings that torch's optimizers complete in the state of an older torch."""
@@ -51,12 +52,14 @@ class MegatronForm(Form):
 
     @property
     def metadata(self) -> dict[str, Any]:
-        """Megatron-Core's settings for sharding the optimizer's state."""
-        kind = RESHARDABLE if self.fully_reshardable else "dp_reshardable"
+        """Megatron-Core's settings for sharding the optimizer's state. Any layout reads that of optimizers that aren't
+        distributed; under the other setting Megatron-Core would store several of them under other keys than it reads."""
+        distributed = any(one.mcore_optimizer.config.use_distributed_optimizer for one in self._optimizers)
+        kind = "dp_reshardable" if distributed and not self.fully_reshardable else RESHARDABLE
         return {
             SHARDING: kind,
             "distrib_optim_fully_reshardable_mem_efficient": False,
-            "chained_optim_avoid_prefix": True,
+            _AVOID_PREFIX: True,
             "singleton_local_shards": False,
         }
 
@@ -140,10 +143,10 @@ class MegatronForm(Form):
         plain = io.load_checkpoint(path)
         self._refuse_optimizers_of_others(path, optimizer=optimizer)
         manifest = read_manifest(path)
-        metadata = self._saved_metadata(plain)
+        stored = read_metadata(weights_dir(path)).state_dict_metadata
+        metadata = self._saved_metadata(plain, stored)
         wanted: dict[str, Any] = {}
         model_state = self.parallel.sharded_state_dict(metadata=metadata)
-        stored = read_metadata(weights_dir(path)).state_dict_metadata
         if part:
             model_state = self._part(model_state, lambda name, trained: True)
             here = set().union(*map(keys_of, nested_values(model_state)))
@@ -186,13 +189,14 @@ class MegatronForm(Form):
                 loaded.pop(kind, None)  # its plain data are loaded without being requested
         return loaded
 
-    def _saved_metadata(self, plain: dict[str, Any]) -> dict[str, Any]:
+    def _saved_metadata(self, plain: dict[str, Any], stored: Iterable[str]) -> dict[str, Any]:
         """`metadata` of a checkpoint. Any layout reads a state that no distributed optimizer has saved."""
         from nemo2.checkpoint.optimizer_forms import forms_of
 
         metadata = load_content_metadata(preloaded_state_dict=plain) or self.metadata
         distributed = "distributed" in forms_of(plain.get("optimizer") or {})
-        return metadata if distributed else metadata | {SHARDING: RESHARDABLE}
+        prefixed = any(key.startswith("chained_") for key in stored)  # as such optimizers were stored before, see `metadata`
+        return metadata if distributed else metadata | {SHARDING: RESHARDABLE, _AVOID_PREFIX: not prefixed}
 
     def _refuse_buffers_of_others(self, path: Path, manifest: Optional[Manifest], wanted: dict[str, Any]) -> None:
         """Refuse a distributed optimizer's buffers as they are, where this run's parameters aren't in the same buffers.

@@ -54,7 +54,9 @@ def run(path: str, optim: OptimizerModule | None = None, *, resume: bool = False
     """Two steps that end with a checkpoint, or two further ones from it."""
     small_runs.release()
     model = small_runs.build_llama(
-        distributed=options.pop("distributed", False), optimizer=options.pop("optimizer", None)
+        distributed=options.pop("distributed", False),
+        optimizer=options.pop("optimizer", None),
+        **options.pop("config", {}),
     )
     if optim is not None:
         optim.connect(model)
@@ -157,6 +159,19 @@ def test_embeddings_keep_their_own_rate_under_another_strategy(run_on_ranks, tmp
     [resumed] = run_on_ranks(with_two_rates, 1, str(tmp_path))
     [expected] = run_on_ranks(uninterrupted, 1, decoupled_lr=3e-3)
     assert resumed == pytest.approx(expected, rel=1e-6)
+
+
+def with_experts(directory: str) -> tuple[list[float], list[float]]:
+    """Losses of four steps, and of a run that goes on after two. Megatron-Core chains an optimizer of the experts."""
+    options: dict[str, Any] = {"expert_model_parallel_size": 2, "ckpt_parallel_save_optim": False}
+    whole = small_runs.fit(small_runs.build_llama(num_moe_experts=2), max_steps=4, **options)["losses"]
+    path, options = str(Path(directory) / "experts"), options | {"config": {"num_moe_experts": 2}}
+    return whole, run(path, **options)["losses"] + run(path, **options, resume=True)["losses"]
+
+
+def test_optimizers_that_are_not_distributed_go_on_where_they_are_saved_as_they_are(run_on_ranks, tmp_path):
+    for whole, resumed in run_on_ranks(with_experts, 2, str(tmp_path)):
+        assert resumed == pytest.approx(whole, rel=1e-6)
 
 
 def scaled(distributed: bool) -> OptimizerModule:
