@@ -48,6 +48,7 @@ _WITHOUT_EFFECT = {
     "Megatron-Core's own Transformer Engine layers are used.": ("use_transformer_engine_full_layer_spec",),
     "No layer of Megatron-Core reads it.": (
         "apply_residual_connection_post_layernorm", "moe_per_layer_logging", "moe_token_dropping", "mtp_hybrid_override_pattern",
+        "use_inference_optimized_layers",
     ),
 }  # fmt: skip
 """Why fields have no effect. Some exist in some versions of Megatron-Core only."""

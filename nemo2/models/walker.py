@@ -94,8 +94,8 @@ class _Reader:
         pattern = hybrid_pattern(self.config)
         if pattern is not None:
             return ([self.hybrid(kind)] for kind in pattern.decoder)
-        if self("heterogeneous_block_specs", False):
-            return map(self.block, self.config.per_block_parameters)
+        if (blocks := self("per_block_parameters")) is not None:
+            return map(self.block, blocks)
         linear = linear_attention_layers(self.config)
         return (
             [self.delta_net() if linear[index] else self.attention(index), self.experts() if expert else self.mlp()]

@@ -195,7 +195,9 @@ class MegatronForm(Form):
 
         metadata = load_content_metadata(preloaded_state_dict=plain) or self.metadata
         distributed = "distributed" in forms_of(plain.get("optimizer") or {})
-        prefixed = any(key.startswith("chained_") for key in stored)  # as such optimizers were stored before, see `metadata`
+        prefixed = any(
+            key.startswith("chained_") for key in stored
+        )  # as such optimizers were stored before, see `metadata`
         return metadata if distributed else metadata | {SHARDING: RESHARDABLE, _AVOID_PREFIX: not prefixed}
 
     def _refuse_buffers_of_others(self, path: Path, manifest: Optional[Manifest], wanted: dict[str, Any]) -> None:

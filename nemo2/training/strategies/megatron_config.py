@@ -21,6 +21,10 @@ _READ_BY_FSDP = (
     "keep_fp8_transpose_cache",
 )
 """Settings of the gradient buffers, beside those with fsdp_ in their names."""
+_UNREAD_BY_FSDP = (
+    *("align_param_gather", "check_for_large_grads", "pad_buckets_for_high_nccl_busbw"),
+    "param_name_patterns_for_fp32_local_accumulation",
+)
 _SHARDING_OF_RECIPES = "optim_grads_params"
 """What recipes set `data_parallel_sharding_strategy` to, for a user who turns Megatron-FSDP on."""
 _OPTIMIZER_STATE = "ckpt_load_optimizer and ckpt_save_optimizer control whether checkpoints contain optimizer state"
@@ -130,13 +134,19 @@ def warn_about_unread_settings(ddp_config: DistributedDataParallelConfig) -> Non
         "Only Megatron-LM's training script reads it: set bucket_size, the number of elements of a bucket.",
         **{"strategy.ddp_config.num_buckets": (getattr(ddp_config, "num_buckets", None), None)},
     )
-    if ddp_config.use_megatron_fsdp:
-        return
+    sharded = ddp_config.use_megatron_fsdp
     idle = {
         f"strategy.ddp_config.{field.name}": (getattr(ddp_config, field.name), field.default)
         for field in dataclasses.fields(ddp_config)
-        if field.name.startswith(("fsdp_", "megatron_fsdp_")) or field.name in _READ_BY_FSDP
+        if (
+            field.name in _UNREAD_BY_FSDP
+            if sharded
+            else field.name.startswith(("fsdp_", "megatron_fsdp_")) or field.name in _READ_BY_FSDP
+        )
     }
+    if sharded:
+        warn_without_effect("Megatron-FSDP, with buffers of its own, doesn't read it.", **idle)
+        return
     if (sharding := ddp_config.data_parallel_sharding_strategy) != "no_shard":
         idle["strategy.ddp_config.data_parallel_sharding_strategy"] = (sharding, _SHARDING_OF_RECIPES)
     warn_without_effect("Only Megatron-FSDP reads it: set strategy.fsdp='megatron', or remove the setting.", **idle)

@@ -219,6 +219,16 @@ def test_a_hybrid_by_ratios_has_the_pattern_that_megatron_core_spreads() -> None
     assert sum(count for part, count in shape_of(config).parts.items() if isinstance(part, Mixer)) == 6
 
 
+def test_a_model_without_blocks_of_its_own_is_read_as_uniform() -> None:
+    """Megatron-Core can't build it, which a rule says that reads its shape too."""
+    from nemo2.models.gpt import GPTConfig
+
+    config = GPTConfig(**TINY)
+    uniform = shape_of(config)
+    config.heterogeneous_block_specs = True
+    assert shape_of(config) == uniform
+
+
 def test_windows_are_those_of_their_layers() -> None:
     from nemo2.models.gemma3 import Gemma3Config4B
 

@@ -44,15 +44,21 @@ def test_settings_that_cannot_work_say_what_to_do(make, words):
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("fsdp_double_buffer", True), ("data_parallel_sharding_strategy", "optim_grads")]
+    ("name", "value", "of_fsdp"),
+    [
+        ("fsdp_double_buffer", True, True),
+        ("data_parallel_sharding_strategy", "optim_grads", True),
+        ("check_for_large_grads", True, False),
+        ("align_param_gather", True, False),
+    ],
 )
-def test_settings_of_megatron_fsdp_without_it_are_said_to_have_no_effect(name, value, caplog):
+def test_settings_of_other_gradient_buffers_are_said_to_have_no_effect(name, value, of_fsdp, caplog):
     def said(**strategy: Any) -> bool:
         caplog.clear()
         nl.MegatronStrategy(ddp=DistributedDataParallelConfig(**{name: value}), **strategy)
         return f"{name}={value!r} has no effect" in caplog.text
 
-    assert said() and not said(fsdp="megatron")
+    assert (said(), said(fsdp="megatron")) == (of_fsdp, not of_fsdp)
 
 
 def test_whole_gradients_are_not_overlapped_where_that_counts_them_twice(monkeypatch):
