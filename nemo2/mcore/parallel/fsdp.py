@@ -48,7 +48,7 @@ class MegatronFSDPChunk(FullyShardedDataParallel):
             ddp_config.gradient_reduce_div_fusion = False
         core = cast(nn.Module, module.module) if isinstance(module, Float16Module) else module
         described = stored_chunk(core)
-        with _no_hooks_on_frozen_parameters(module):
+        with _no_hooks_on_frozen_parameters(module), told_of_split_rows():
             super().__init__(
                 config=config,
                 ddp_config=ddp_config,
@@ -121,6 +121,25 @@ def _broadcast_parameters(module: nn.Module) -> None:
     for parameter in module.parameters():
         group = dense if getattr(parameter, "allreduce", True) else experts
         torch.distributed.broadcast(parameter.data, src=torch.distributed.get_global_rank(group, 0), group=group)
+
+
+@contextmanager
+def told_of_split_rows() -> Iterator[None]:
+    """A context in which Megatron-FSDP shards a model.
+
+    Raises:
+        ConfigError: its buffers split a parameter that has fewer numbers than the longest row beside it, as an adapter of a
+            small rank has, inside a row, and it ends in the shape of the part. Which ones depends on the order in the buffer.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if "is invalid for input of size" not in str(error):
+            raise
+        raise ConfigError(
+            f"strategy.fsdp='megatron' can't split a small parameter between ranks ({error}). If it is an adapter's, raise the "
+            "method's dim. Otherwise use FSDP2Strategy, or set strategy.fsdp=None to shard only the optimizer state."
+        ) from error
 
 
 @contextmanager

@@ -4,11 +4,12 @@
 from typing import Any
 
 import pytest
+import torch
 from megatron.core.distributed import DistributedDataParallelConfig
 
 import nemo2 as nl
 from nemo2.base.errors import ConfigError
-from nemo2.mcore.parallel.fsdp import not_overlapped, unshared
+from nemo2.mcore.parallel.fsdp import not_overlapped, told_of_split_rows, unshared
 from nemo2.mcore.parallel.layout import Layout
 from support import small_runs
 
@@ -175,3 +176,10 @@ def test_a_recipe_changes_its_strategy_and_nothing_else():
     recipe.trainer.strategy = nl.Config(nl.FSDP2Strategy, context_parallel_size=2)
     assert recipe.strategy.context_parallel_size == 2
     assert recipe.strategy.data_parallel_size == "auto"
+
+
+def test_a_parameter_that_megatron_fsdp_splits_inside_a_row_is_named_by_its_cause():
+    with pytest.raises(ConfigError, match=r"'\[-1, 64\]' is invalid.* raise the method's dim"), told_of_split_rows():
+        torch.zeros(96).view(-1, 64)
+    with pytest.raises(RuntimeError, match="must match"), told_of_split_rows():
+        torch.zeros(2) + torch.zeros(3)
