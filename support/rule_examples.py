@@ -181,6 +181,11 @@ EXAMPLES: tuple[Example, ...] = (
         recipe="deepseek_v2_lite",
     ),
     example(
+        "latent-attention-over-tensor-ranks",
+        f"{TP}=2 strategy.expert_tensor_parallel_size=1 {SP} model.config.num_query_groups=1->2",
+        recipe="deepseek_v2_lite",
+    ),
+    example(
         "gates-over-tensor-ranks",
         f"model.config.attention_output_gate=True->False model.config.num_query_groups=1 {TP}=2",
     ),

@@ -70,7 +70,7 @@ def mla_problems(config: Any) -> list[str]:
     """Requirements of multi-latent attention. The first rule holds with Transformer Engine too."""
     if not config.multi_latent_attention:
         return []
-    problems = mla_needs_sequence_parallel(config)
+    problems = mla_over_tensor_ranks(config)
     if getattr(config, "mla_down_proj_fusion", False):
         problems.append("mla_down_proj_fusion=True requires Transformer Engine. Set mla_down_proj_fusion=False.")
     if getattr(config, "cache_mla_latents", False):
@@ -78,17 +78,26 @@ def mla_problems(config: Any) -> list[str]:
     return problems
 
 
-def mla_needs_sequence_parallel(config: Any) -> list[str]:
-    """The requirement of latent attention with any kind of layer. Megatron-Core 0.16 and 0.19 sum the gradient of every
+def mla_over_tensor_ranks(config: Any) -> list[str]:
+    """The requirements of latent attention with any kind of layer. Megatron-Core 0.16 and 0.19 sum the gradient of every
     weight called q_layernorm over the tensor-parallel ranks. That is right for norms of single heads, but multiplies the
-    gradient of a shared latent's norm by the tensor-parallel size."""
-    tp = config.tensor_model_parallel_size
-    if not config.multi_latent_attention or tp == 1 or config.sequence_parallel:
+    gradient of a shared latent's norm by the tensor-parallel size. A rank gets the query heads of whole groups where there are
+    fewer groups than ranks, and only other attention takes its own heads out of them."""
+    tp, groups = config.tensor_model_parallel_size, config.num_query_groups
+    if not config.multi_latent_attention or tp == 1:
         return []
-    return [
-        f"multi_latent_attention=True with tensor_model_parallel_size={tp} requires sequence_parallel=True. Without "
-        "it, the gradient of the query norm is summed once per tensor-parallel rank. Set sequence_parallel=True."
-    ]
+    problems = []
+    if not config.sequence_parallel:
+        problems.append(
+            f"multi_latent_attention=True with tensor_model_parallel_size={tp} requires sequence_parallel=True. Without "
+            "it, the gradient of the query norm is summed once per tensor-parallel rank. Set sequence_parallel=True."
+        )
+    if groups < tp:
+        problems.append(
+            f"multi_latent_attention=True has no groups of heads to share between tensor_model_parallel_size={tp} ranks, and "
+            f"Megatron-Core would give each the heads of num_query_groups={groups}. Leave num_query_groups unset."
+        )
+    return problems
 
 
 def delta_net_problems(config: Any, *, tp: int, cp: int) -> list[str]:

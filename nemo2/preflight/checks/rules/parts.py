@@ -29,7 +29,7 @@ def _plain_layers(facts: Facts) -> Iterator[str]:
     config = copy.copy(config)
     config.cp_comm_type = None  # and these have separate rules
     reported = [
-        *layers.mla_needs_sequence_parallel(config),
+        *layers.mla_over_tensor_ranks(config),
         *layers.experts_cut_only_where_shared(config),
         *layers.experts_need_sequence_parallel(config),
         *layers.experts_have_no_post_norm(config),

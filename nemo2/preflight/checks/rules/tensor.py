@@ -56,12 +56,13 @@ def _parallel_output(facts: Facts) -> Iterator[str]:
 
 @TENSOR.rule("latent-attention-over-tensor-ranks")
 def _latent_attention(facts: Facts) -> Iterator[str]:
-    """Multi-latent attention with tensor parallelism requires sequence parallelism.
+    """Multi-latent attention with tensor parallelism requires sequence parallelism, and a `num_query_groups` of at least the
+    tensor-parallel size.
 
     Otherwise: The model trains with a gradient of the query norm that is too large by a factor of the tensor-parallel
-    size, without an error.
+    size, without an error; or Megatron-Core raises a RuntimeError in the first step.
     """
-    yield from facts.of_layers(layers.mla_needs_sequence_parallel)
+    yield from facts.of_layers(layers.mla_over_tensor_ranks)
 
 
 def _gates_are_whole() -> bool:
