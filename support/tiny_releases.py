@@ -38,6 +38,10 @@ _FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {}),
     "llama, tied": ("Llama", {"tie_word_embeddings": True}),
     "gpt2": ("GPT2", {"tie_word_embeddings": True, "activation_function": "gelu_new"}),
+    "starcoder": (
+        "GPTBigCode",
+        {"multi_query": False, "n_inner": 48, "tie_word_embeddings": True, "activation_function": "gelu"},
+    ),
     "qwen2": ("Qwen2", {}),
     "mixtral": ("Mixtral", {}),
     "phi3": ("Phi3", {}),

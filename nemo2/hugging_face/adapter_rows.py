@@ -43,17 +43,27 @@ class Rows(NamedTuple):
         if names == PARTS["linear_qkv"]:
             # By query group: queries (with a gate those of each head, then its gates), key, value.
             gated = getattr(config, "attention_output_gate", False)
-            queries = 2 * config.num_attention_heads // config.num_query_groups if gated else 1
-            kinds = itertools.cycle([names[0]] * queries + list(names[1:]))
-            of_piece = list(zip(kinds, self.pieces, strict=False))
+            groups, pieces = config.num_query_groups, self.pieces
+            queries = (2 if gated else 1) * config.num_attention_heads // groups
+            if len(pieces) == 1:  # the release has one tensor of the same rows
+                head = self.count // (groups * (queries + 2))
+                pieces, queries = _cut(pieces[0], [queries * head, head, head] * groups), 1
+            kinds = itertools.cycle([names[0]] * (queries if gated else 1) + list(names[1:]))
+            of_piece = list(zip(kinds, pieces, strict=False))
             return {name: self._replace(pieces=tuple(one for kind, one in of_piece if kind == name)) for name in names}
         if not names or not config.gated_linear_unit:
             return {}
         pieces = self.pieces
         if len(pieces) == 1:  # gate and up projection are one tensor
-            middle = pieces[0].start + self.count // 2 * pieces[0].step
-            pieces = replace(pieces[0], stop=middle), replace(pieces[0], start=middle)
+            pieces = _cut(pieces[0], [self.count // 2] * 2)
         return {name: self._replace(pieces=(piece,)) for name, piece in zip(names, pieces, strict=True)}
+
+
+def _cut(piece: Piece, rows: Sequence[int]) -> tuple[Piece, ...]:
+    """Consecutive parts of a piece, with these numbers of rows."""
+    ends = [piece.start + end * piece.step for end in itertools.accumulate(rows)]
+    starts = (piece.start, *ends)
+    return tuple(replace(piece, start=start, stop=end) for start, end in zip(starts, ends, strict=False))
 
 
 def rows_of(entry: Entry) -> Rows:

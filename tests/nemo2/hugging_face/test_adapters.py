@@ -19,6 +19,7 @@ SHARED = "dense layers, experts and shared experts"
 GATED = "attention whose output has a gate"
 ROUTERS = "frozen biases of routers that are trained in full"
 NESTED = "modules trained in full, inside a module with tensors of its own, and a checkpoint of the whole model"
+FUSED_THERE = "parts of a layer that is fused alike in the release"
 BACK = (EXPERTS, SHARED, GATED, ROUTERS)
 CASES: dict[str, tuple[str, str, list[str]]] = {
     "llama": ("llama", "LoRA", FUSED),
@@ -27,6 +28,7 @@ CASES: dict[str, tuple[str, str, list[str]]] = {
     "llama, DoRA, layers that aren't fused": ("llama", "DoRA", SINGLE),
     "llama, parts": ("llama", "CanonicalLoRA", PARTS),
     "qwen2, parts": ("qwen2", "CanonicalLoRA", PARTS),
+    FUSED_THERE: ("starcoder", "CanonicalLoRA", ["linear_q", "linear_v", "linear_proj"]),
     "phi3, parts": ("phi3", "CanonicalLoRA", PARTS),
     EXPERTS: ("mixtral", "LoRA", ["linear_qkv", "linear_fc1", "linear_fc2"]),
     SHARED: ("glm4 moe", "LoRA", FUSED),
@@ -38,7 +40,7 @@ CASES: dict[str, tuple[str, str, list[str]]] = {
 }
 SAVED = {ROUTERS: ["router"], NESTED: ["self_attention"]}
 CHANGES = {ROUTERS: {"moe_router_bias_update_rate": 1.0}}
-DAILY = ("llama", "llama, DoRA", "qwen2, parts", "phi3, parts", *BACK, NESTED)
+DAILY = ("llama", "llama, DoRA", "qwen2, parts", "phi3, parts", *BACK, NESTED, FUSED_THERE)
 
 
 def train(folder: str, directory: str, method: Any, part: Any, **changes: Any) -> Any:
