@@ -54,7 +54,7 @@ class MegatronForm(Form):
     def metadata(self) -> dict[str, Any]:
         """Megatron-Core's settings for sharding the optimizer's state. Any layout reads that of optimizers that aren't
         distributed; under the other setting Megatron-Core would store several of them under other keys than it reads."""
-        distributed = any(one.mcore_optimizer.config.use_distributed_optimizer for one in self._optimizers)
+        distributed = getattr(self.parallel.ddp_config, "use_distributed_optimizer", False)
         kind = "dp_reshardable" if distributed and not self.fully_reshardable else RESHARDABLE
         return {
             SHARDING: kind,
